@@ -1,0 +1,33 @@
+"""Workloads: traces from files, generated ones, and changes to both. Standard library only."""
+
+from __future__ import annotations
+
+from headway.workload.generators import Generated, SharedPrefix, arrival_times
+from headway.workload.lengths import FixedLength, Length, LogNormalLength, UniformLength, parse_length
+from headway.workload.prompts import draw_prompt
+from headway.workload.readers import read_trace
+from headway.workload.trace import Loop, TraceRequest, Workload
+from headway.workload.transforms import at_rate, from_zero, request_rate, scale_arrivals, scale_lengths
+from headway.workload.writers import write_trace
+
+__all__ = [
+    "FixedLength",
+    "Generated",
+    "Length",
+    "LogNormalLength",
+    "Loop",
+    "SharedPrefix",
+    "TraceRequest",
+    "UniformLength",
+    "Workload",
+    "arrival_times",
+    "at_rate",
+    "draw_prompt",
+    "from_zero",
+    "parse_length",
+    "read_trace",
+    "request_rate",
+    "scale_arrivals",
+    "scale_lengths",
+    "write_trace",
+]

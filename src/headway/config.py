@@ -51,13 +51,14 @@ class SchedulerConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.scheduling_policy not in QUEUE_POLICIES:
             raise ConfigError(
-                f"scheduling_policy {self.scheduling_policy!r} is unknown.", hint=f"Known: {', '.join(QUEUE_POLICIES)}."
+                f"scheduling_policy {self.scheduling_policy!r} is unknown.",
+                hint=f"Known: {', '.join(QUEUE_POLICIES)}.",
             )
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 f"long_prefill_token_threshold must be 0 (off) or positive, not {self.long_prefill_token_threshold}."
             )
-        if self.max_num_active_seqs is not None and not 1 <= self.max_num_active_seqs:
+        if self.max_num_active_seqs is not None and self.max_num_active_seqs < 1:
             raise ConfigError(f"max_num_active_seqs must be at least 1, not {self.max_num_active_seqs}.")
 
 
@@ -114,7 +115,9 @@ class EngineOptions:
     async_scheduling: bool = option(False, "Schedule the next step while the current one runs.")
     block_size: int = option(16, "Tokens in one KV block.", unit="tokens")
     num_blocks: int | None = option(
-        None, "KV blocks, the null block included; default: computed from memory.", flag="num-gpu-blocks-override"
+        None,
+        "KV blocks, the null block included; default: computed from memory.",
+        flag="num-gpu-blocks-override",
     )
     kv_cache_memory: int | None = option(
         None, "Memory for the KV cache, for example 2GiB; default: a share of what is free.", unit="bytes"

@@ -1,16 +1,16 @@
 """User-facing exceptions, mapped once to an HTTP status and a process exit code.
 
-    HeadwayError                     500  exit 1
-    ├── InputError                   400  exit 2   the user can fix it; `hint` says how
-    │   ├── ConfigError                            a flag or a combination of flags
-    │   ├── ModelLoadError                         weights or tokenizer that cannot be read or are not supported
-    │   ├── WorkloadError                          a trace or workload file
-    │   └── RequestError                           one request; `param` names the field
-    │       └── ContextLengthError                 prompt too long (code context_length_exceeded)
-    ├── AuthenticationError          401
-    ├── ModelNotFoundError           404
-    ├── QueueFullError               429
-    └── EngineDeadError              503           the engine stopped; nothing can be served
+HeadwayError                     500  exit 1
+├── InputError                   400  exit 2   the user can fix it; `hint` says how
+│   ├── ConfigError                            a flag or a combination of flags
+│   ├── ModelLoadError                         weights or tokenizer that cannot be read or are not supported
+│   ├── WorkloadError                          a trace or workload file
+│   └── RequestError                           one request; `param` names the field
+│       └── ContextLengthError                 prompt too long (code context_length_exceeded)
+├── AuthenticationError          401
+├── ModelNotFoundError           404
+├── QueueFullError               429
+└── EngineDeadError              503           the engine stopped; nothing can be served
 """
 
 from __future__ import annotations

@@ -113,10 +113,12 @@ class Request:
         "block_table",
         "content",
         "draft_token_ids",
+        "eos_token_ids",
         "finish_reason",
         "finished_at",
         "first_scheduled_at",
         "first_token_at",
+        "is_prefill_chunk",
         "last_token_at",
         "max_total_tokens",
         "num_cached_tokens",
@@ -127,7 +129,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_registered_blocks",
-        "num_stale_outputs",
+        "num_stale_tokens",
         "num_tokens",
         "priority",
         "request_id",
@@ -154,7 +156,8 @@ class Request:
         self.sampling = sampling
         self.priority = priority
         self.arrived_at = arrived_at
-        self.stop_ids = sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos_token_ids)
+        self.eos_token_ids = frozenset() if sampling.ignore_eos else eos_token_ids
+        self.stop_ids = sampling.stop_token_ids | self.eos_token_ids
         limit = max_model_len if sampling.max_tokens is None else num_prompt_tokens + sampling.max_tokens
         self.max_total_tokens = min(limit, max_model_len)
         """Length (prompt + output) at which the request ends whatever was sampled."""
@@ -171,8 +174,10 @@ class Request:
         self.num_draft_tokens = 0
         """Speculative tokens to verify in the next step."""
         self.draft_token_ids: Sequence[int] | None = None
-        self.num_stale_outputs = 0
-        """Steps in flight that were scheduled before the last preemption; their tokens are still delivered."""
+        self.num_stale_tokens = 0
+        """The part of num_in_flight_tokens scheduled before the last preemption; its outputs are still delivered."""
+        self.is_prefill_chunk = False
+        """Whether the last scheduled range ended before the last known token, so that nothing was sampled."""
         self.num_cached_tokens = 0
         """Prefix-cache hit at the first admission."""
         self.num_preemptions = 0

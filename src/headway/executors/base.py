@@ -40,5 +40,5 @@ class SynchronousExecutor(ABC):
         """Return the result that `submit` computed."""
         return ticket
 
-    def close(self) -> None:
-        """Nothing to release."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Nothing to release, unless a subclass says otherwise."""

@@ -1,0 +1,498 @@
+"""The scheduler: one decision an iteration, step for step vLLM V1's.
+
+There are no prefill and decode phases. Every request has tokens whose KV is computed and tokens that are known; each
+step gives every request some of the difference, under a token budget and a seat limit. Running requests come first, in
+list order, and may preempt from the tail; waiting ones follow, unless this step preempted, until one does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headway.config import CacheConfig, SchedulerConfig
+from headway.core.blocks import Block
+from headway.core.kv_cache import NO_HIT, KVCacheManager, PrefixHit
+from headway.core.plan import Emission, RequestOutput, ScheduledRequest, StepPlan, StepResult
+from headway.core.policies import ChunkedPolicy, make_policy
+from headway.core.profiles import UnchunkedHandling, VictimHandling, profile_for
+from headway.core.queues import make_queue
+from headway.core.request import FinishReason, Request, RequestStatus
+from headway.core.stats import SchedulerStats
+from headway.errors import ContextLengthError, RequestError
+
+
+class EngineCrashError(Exception):
+    """The matched release would die here on an assertion of its own (vLLM 0.9.2 to 0.10.1, priority policy)."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step while it is being decided."""
+
+    token_budget: int
+    threshold: int
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    new: list[Request] = field(default_factory=list)
+    resumed: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    carries_prefill: bool = False
+
+
+class Scheduler:
+    """Decides, at every iteration, which requests run, how many tokens each gets and which KV blocks they use.
+
+    It learns nothing of executors or clocks: `schedule` and `update` are told the time. Steps may overlap (asynchronous
+    scheduling): `schedule` may be called again before the `update` of an earlier plan, never out of order.
+
+    Args:
+        policy: `naive`, `static`, `continuous` or `chunked` (see `headway.core.policies`).
+        engine_version: the vLLM release whose decisions are reproduced.
+        max_in_flight: most plans between `schedule` and `update`.
+
+    Raises:
+        ConfigError: unknown policy or unsupported version.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache_config: CacheConfig,
+        *,
+        policy: str = "chunked",
+        engine_version: str,
+        max_in_flight: int | None = None,
+    ) -> None:
+        self.profile = profile_for(engine_version)
+        self.policy: ChunkedPolicy = make_policy(policy)
+        self.config = limits = self.policy.limits(config)
+        depth = max_in_flight or (2 if limits.async_scheduling else 1)
+        self.kv = KVCacheManager(
+            self.policy.cache(cache_config),
+            self.profile,
+            limits.max_model_len,
+            depth * limits.max_num_batched_tokens,
+        )
+        gate = limits.scheduler_reserve_full_isl
+        self._gate = self.profile.gates_on_full_sequence and gate is not False
+        self._max_seats = min(limits.max_num_active_seqs or limits.max_num_seqs, limits.max_num_seqs)
+        self._by_priority = (
+            limits.scheduling_policy == "priority" and self.profile.victim_handling is not VictimHandling.IGNORED
+        )
+        self.running: list[Request] = []
+        self.waiting = make_queue("priority" if self._by_priority else "fcfs")
+        self.requests: dict[str, Request] = {}
+        self.stats = SchedulerStats()
+        self._released_ids: list[str] = []
+        self._step_id = 0
+
+    # ------------------------------------------------------------------ requests come and go
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never run, instead of letting it wait for ever. Reads limits only.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room to generate, or the KV cache can never hold the sequence.
+            RequestError: an empty prompt.
+        """
+        limit = self.config.max_model_len
+        if request.num_prompt_tokens < 1:
+            raise RequestError("The prompt is empty: it has no tokens.", param="prompt")
+        if request.num_prompt_tokens >= limit:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit} tokens, but the prompt has "
+                f"{request.num_prompt_tokens} and at least one more is to be generated.",
+                hint="Shorten the prompt.",
+                param="messages",
+            )
+        num_blocks = self.kv.peak_blocks(max(self.policy.reserve(limit), request.num_prompt_tokens + 1))
+        usable = self.kv.pool.num_usable_blocks
+        if num_blocks > usable:
+            raise ContextLengthError(
+                f"The request needs {num_blocks} KV blocks of {self.kv.block_size} tokens for its prompt of "
+                f"{request.num_prompt_tokens} tokens, but the KV cache has {usable}.",
+                hint="Shorten the prompt or give the KV cache more memory.",
+                param="messages",
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Its id must not be that of a live one.
+
+        Raises:
+            RequestError: duplicate id.
+        """
+        if request.request_id in self.requests:
+            raise RequestError(f"A request with id {request.request_id!r} is already running.", param="request_id")
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def finish(
+        self,
+        request_id: str,
+        reason: FinishReason,
+        stop_reason: int | str | None = None,
+        now: float | None = None,
+    ) -> Request | None:
+        """End a request from outside: an abort, or a stop string that the frontend saw. Blocks are freed at once.
+
+        Returns:
+            The request, or None if there is no live one of that id (it may have finished meanwhile).
+        """
+        request = self.requests.get(request_id)
+        if request is None:
+            return None
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove([request])
+        request.stop_reason = stop_reason
+        self._release(request, reason, now)
+        return request
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything is running or waiting."""
+        return bool(self.requests)
+
+    def _release(self, request: Request, reason: FinishReason, now: float | None) -> None:
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        request.finished_at = now
+        self.kv.free(request)
+        del self.requests[request.request_id]
+        self._released_ids.append(request.request_id)
+        self.stats.count_finished(request)
+
+    # ------------------------------------------------------------------ deciding a step
+
+    def schedule(self, now: float) -> StepPlan:
+        """Decide the next step and take the KV slots it needs.
+
+        Raises:
+            EngineCrashError: where the matched release would crash.
+        """
+        step = _Step(self.config.max_num_batched_tokens, self._prefill_threshold())
+        self._schedule_running(step)
+        if not step.preempted:
+            self._schedule_waiting(step, now)
+        elif self.profile.victim_handling is VictimHandling.CRASH and len(step.scheduled) > len(self.running):
+            raise EngineCrashError("more requests scheduled than running: a victim was already in this step")
+        scheduled = self.policy.padding(step.scheduled)
+        plan = StepPlan(
+            step_id=self._step_id,
+            scheduled=scheduled,
+            new=step.new,
+            resumed=step.resumed,
+            preempted=step.preempted,
+            released_ids=self._released_ids,
+            num_tokens=self.config.max_num_batched_tokens - step.token_budget,
+        )
+        self._released_ids = []
+        self._step_id += 1
+        if self.stats.samples_kv:
+            self.stats.sample_kv(self.kv.usage_by(self.running))
+        return plan
+
+    def _prefill_threshold(self) -> int:
+        """Most tokens that one prompt may take in this step; 0 is no limit."""
+        threshold, profile = self.config.long_prefill_token_threshold, self.profile
+        num_requests = len(self.running) + len(self.waiting)
+        if not profile.honours_long_prefill_threshold:
+            return 0
+        if profile.lone_request_ignores_threshold and num_requests <= 1:
+            return 0
+        if threshold and self.config.long_prefill_token_threshold_adaptive and profile.has_adaptive_threshold:
+            return max(threshold, self.config.max_num_batched_tokens // num_requests)
+        return threshold
+
+    def _schedule_running(self, step: _Step) -> None:
+        running, extend, scheduled = self.running, self.kv.extend, step.scheduled
+        lookahead, threshold = self.config.num_lookahead_tokens, step.threshold
+        max_computed = self.config.max_model_len - (1 if self.profile.caps_at_max_model_len else 0)
+        is_async = self.config.async_scheduling
+        index = 0
+        while index < len(running) and step.token_budget > 0:
+            request = running[index]
+            computed = request.num_computed_tokens
+            known = request.num_tokens + request.num_output_placeholders
+            num_tokens = known + request.num_draft_tokens - computed
+            if num_tokens != 1:
+                if 0 < threshold < num_tokens:
+                    num_tokens = threshold
+                num_tokens = min(num_tokens, step.token_budget)
+            if computed + num_tokens > max_computed:
+                num_tokens = max_computed - computed
+            if num_tokens <= 0 or (is_async and self._ends_in_flight(request)):
+                index += 1
+                continue
+            blocks = extend(request, num_tokens, lookahead)
+            if blocks is None:
+                blocks, index = self._preempt_for(request, num_tokens, step, index)
+                if blocks is None:
+                    if self.profile.self_preemption_ends_pass or not self._by_priority:
+                        break
+                    continue
+            end = computed + num_tokens
+            num_drafts = max(0, end - known) if request.num_draft_tokens else 0
+            samples = end >= known
+            step.carries_prefill |= request.is_prefill_chunk
+            scheduled.append(
+                ScheduledRequest(
+                    request,
+                    num_tokens,
+                    computed,
+                    num_drafts,
+                    0,
+                    [block.block_id for block in blocks] if blocks else (),
+                    samples,
+                )
+            )
+            step.token_budget -= num_tokens
+            request.num_computed_tokens = end
+            request.num_in_flight_tokens += num_tokens
+            request.is_prefill_chunk = not samples
+            if num_drafts or request.num_draft_tokens:
+                request.num_draft_tokens = 0
+            if is_async and samples:
+                self._expect_output(request, num_drafts)
+            index += 1
+
+    def _ends_in_flight(self, request: Request) -> bool:
+        """Whether a step in flight surely brings this request to max_tokens, so that another would be wasted."""
+        placeholders = request.num_output_placeholders
+        if not placeholders or not self.profile.skips_finishing_requests:
+            return False
+        most = request.sampling.max_tokens
+        return most is not None and request.num_computed_tokens + 2 - placeholders >= request.num_prompt_tokens + most
+
+    def _expect_output(self, request: Request, num_drafts: int) -> None:
+        """Asynchronous: account for tokens that the step just scheduled will bring."""
+        request.num_output_placeholders += 1 + num_drafts
+        request.num_draft_tokens = self.config.num_speculative_tokens
+
+    def _preempt_for(
+        self, request: Request, num_tokens: int, step: _Step, index: int
+    ) -> tuple[Sequence[Block] | None, int]:
+        """Preempt until `request` fits. Returns its new blocks, or None if it fell itself, and the moved cursor."""
+        while True:
+            victim = self._pick_victim()
+            position = self.running.index(victim) if self._by_priority else len(self.running) - 1
+            del self.running[position]
+            item = (
+                next((item for item in step.scheduled if item.request is victim), None) if self._by_priority else None
+            )
+            undone = item is not None and self._undo(item, step)
+            if position < index and (undone or self.profile.victim_shifts_cursor):
+                index -= 1
+            self._preempt(victim)
+            if item is not None and not undone:
+                victim.num_computed_tokens = item.num_tokens
+            step.preempted.append(victim)
+            if victim is request:
+                return None, index
+            blocks = self.kv.extend(request, num_tokens, self.config.num_lookahead_tokens)
+            if blocks is not None:
+                return blocks, index
+
+    def _pick_victim(self) -> Request:
+        if self._by_priority:
+            return max(self.running, key=lambda request: (request.priority, request.arrived_at))
+        return self.running[-1]
+
+    def _undo(self, item: ScheduledRequest, step: _Step) -> bool:
+        """Take a victim's share out of the step, where the release does that."""
+        if self.profile.victim_handling is not VictimHandling.UNDONE:
+            return False
+        step.scheduled.remove(item)
+        step.token_budget += item.num_tokens
+        item.request.num_in_flight_tokens -= item.num_tokens
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Recompute preemption: all blocks go, generated tokens stay, and it waits at the front."""
+        self.kv.free(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_draft_tokens = 0
+        request.num_output_placeholders = 0
+        request.num_stale_tokens = request.num_in_flight_tokens
+        request.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        self.waiting.put_back(request)
+
+    def _schedule_waiting(self, step: _Step, now: float) -> None:
+        seats = self.policy.admit(len(self.running), self._max_seats)
+        deferred: list[Request] = []
+        while step.token_budget > 0 and self.waiting and len(self.running) < seats:
+            request = self.waiting.peek()
+            if request.num_stale_tokens and self.profile.waits_for_stale_outputs:
+                deferred.append(self.waiting.pop())
+                continue
+            hit = self.kv.lookup(request) if request.num_computed_tokens == 0 else NO_HIT
+            computed = request.num_computed_tokens + hit.num_tokens
+            num_tokens, num_drafts = self._admission_tokens(request, computed, step)
+            if num_tokens > step.token_budget:
+                if num_drafts or not self._may_pass_over():
+                    break
+                deferred.append(self.waiting.pop())
+                continue
+            admitted = self.kv.admit(
+                request,
+                num_tokens,
+                hit,
+                num_lookahead_tokens=self.config.num_lookahead_tokens,
+                whole_sequence_must_fit=self._gate,
+                keep_watermark=bool(self.running),
+                num_reserved_tokens=self.policy.reserve(self.config.max_model_len),
+            )
+            if not admitted:
+                break
+            self.waiting.pop()
+            self._start(request, step, hit, num_tokens, num_drafts, now)
+        for request in reversed(deferred):
+            self.waiting.put_back(request)
+
+    def _admission_tokens(self, request: Request, computed: int, step: _Step) -> tuple[int, int]:
+        """Tokens wanted by a waiting request, and how many of them are padding drafts.
+
+        More than the budget means that it cannot be admitted now.
+        """
+        num_tokens = request.num_tokens - computed
+        k = self.config.num_speculative_tokens
+        if k and num_tokens == 1 and self.profile.pads_first_decodes and not step.carries_prefill:
+            fits = computed + 1 + k + 1 <= self.config.max_model_len
+            if fits and (step.scheduled or computed > 0):
+                return 1 + k, k
+        if 0 < step.threshold < num_tokens:
+            num_tokens = step.threshold
+        chunks = self.config.enable_chunked_prefill or self.profile.unchunked is UnchunkedHandling.CHUNKED_ANYWAY
+        return (min(num_tokens, step.token_budget) if chunks else num_tokens), 0
+
+    def _may_pass_over(self) -> bool:
+        return self.profile.unchunked is UnchunkedHandling.SKIPPED
+
+    def _start(
+        self, request: Request, step: _Step, hit: PrefixHit, num_tokens: int, num_drafts: int, now: float
+    ) -> None:
+        resumed = request.status is RequestStatus.PREEMPTED
+        (step.resumed if resumed else step.new).append(request)
+        if not resumed:
+            request.num_cached_tokens = hit.num_tokens
+        if request.first_scheduled_at is None:
+            request.first_scheduled_at = now
+        self.stats.count_lookup(request, hit.num_tokens, self.kv.config.enable_prefix_caching)
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        computed = request.num_computed_tokens + hit.num_tokens
+        end = computed + num_tokens
+        samples = end >= request.num_tokens
+        step.scheduled.append(
+            ScheduledRequest(request, num_tokens, computed, num_drafts, 0, request.block_ids, samples)
+        )
+        step.token_budget -= num_tokens
+        request.num_computed_tokens = end
+        request.num_in_flight_tokens += num_tokens
+        request.is_prefill_chunk = not samples
+        if self.config.async_scheduling and samples:
+            self._expect_output(request, num_drafts)
+
+    # ------------------------------------------------------------------ taking a step's results in
+
+    def update(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestOutput]:
+        """Append what a step emitted, roll back rejected drafts, finish and free. Plans come back in order.
+
+        Returns:
+            One output for each request that got a token or finished, in the plan's order.
+        """
+        outputs: list[RequestOutput] = []
+        any_finished = False
+        for item, emission in zip(plan.scheduled, result.emissions, strict=True):
+            request = item.request
+            num_scheduled = item.num_tokens
+            request.num_in_flight_tokens -= num_scheduled
+            stale = request.num_stale_tokens > 0
+            if stale:
+                request.num_stale_tokens -= num_scheduled
+            if request.status is RequestStatus.FINISHED or not emission.num_tokens:
+                continue
+            if item.num_draft_tokens and not stale:
+                self._reject_drafts(request, item.num_draft_tokens + 1 - emission.num_tokens)
+            was_running = request.status is RequestStatus.RUNNING
+            num_tokens, reason = self._append(request, emission)
+            if request.first_token_at is None:
+                request.first_token_at = now
+            request.last_token_at = now
+            if self.config.async_scheduling:
+                self._settle(request, num_tokens, stale, was_running)
+            elif emission.num_next_draft_tokens and was_running:
+                request.num_draft_tokens = emission.num_next_draft_tokens
+                request.draft_token_ids = emission.next_draft_token_ids
+            if reason is not None:
+                any_finished |= was_running
+                if not was_running:
+                    self.waiting.remove([request])
+                self._release(request, reason, now)
+            token_ids = emission.token_ids
+            if token_ids is not None and num_tokens < len(token_ids):
+                token_ids = token_ids[:num_tokens]
+            self.stats.num_generation_tokens += num_tokens
+            outputs.append(RequestOutput(request, num_tokens, token_ids, emission.logprobs, reason))
+        if any_finished:
+            self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+        return outputs
+
+    def _reject_drafts(self, request: Request, num_rejected: int) -> None:
+        if request.num_computed_tokens > 0:
+            request.num_computed_tokens -= num_rejected
+        if request.num_output_placeholders > 0:
+            request.num_output_placeholders -= num_rejected
+
+    def _append(self, request: Request, emission: Emission) -> tuple[int, FinishReason | None]:
+        """Append tokens up to the first that ends the request. Order as vLLM: end of sequence, stop ids, length."""
+        token_ids, limit = emission.token_ids, request.max_total_tokens
+        if token_ids is None:
+            num_tokens = min(emission.num_tokens, limit - request.num_tokens)
+            request.num_tokens += num_tokens
+            request.content.extend(num_tokens, None)
+            if emission.stop:
+                return num_tokens, FinishReason.STOP
+            return num_tokens, FinishReason.LENGTH if request.num_tokens >= limit else None
+        stop_ids = request.stop_ids
+        for count, token_id in enumerate(token_ids, start=1):
+            request.num_tokens += 1
+            if token_id in stop_ids:
+                request.content.extend(count, token_ids[:count])
+                request.stop_reason = None if token_id in request.eos_token_ids else token_id
+                return count, FinishReason.STOP
+            if request.num_tokens >= limit:
+                request.content.extend(count, token_ids[:count])
+                return count, FinishReason.LENGTH
+        request.content.extend(len(token_ids), token_ids)
+        return len(token_ids), None
+
+    def _settle(self, request: Request, num_tokens: int, stale: bool, was_running: bool) -> None:
+        """Asynchronous: outputs have arrived; the blocks they fill become findable."""
+        if not stale:
+            request.num_output_placeholders -= num_tokens
+            assert request.num_output_placeholders >= 0, f"{request} got more than was expected"
+        if was_running:
+            self.kv.register(request, request.num_computed_tokens - request.num_output_placeholders)
+
+    # ------------------------------------------------------------------ invariants
+
+    def check_integrity(self) -> None:
+        """Assert every invariant of scheduler, tables and pool: for tests, after each step."""
+        self.kv.check_integrity(self.running)
+        assert len(self.running) <= self.config.max_num_seqs, "more requests run than there are seats"
+        waiting = list(self.waiting)
+        assert len(self.running) + len(waiting) == len(self.requests), "a request is lost or counted twice"
+        for request in self.running:
+            assert request.status is RequestStatus.RUNNING and self.requests[request.request_id] is request
+            assert request.num_computed_tokens <= request.num_tokens + request.num_output_placeholders, (
+                f"{request} computed tokens that do not exist"
+            )
+            assert request.num_in_flight_tokens >= request.num_stale_tokens >= 0
+        for request in waiting:
+            assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+            assert not request.block_table, f"{request} waits but holds blocks"
+            assert request.num_tokens < request.max_total_tokens or request.num_output_tokens == 0

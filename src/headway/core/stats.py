@@ -1,0 +1,60 @@
+"""Counters and typed events that every executor and frontend shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from headway.core.kv_cache import KvUsage
+from headway.core.request import FinishReason, Request
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Totals since the scheduler was made. KV waste is sampled once a step, weighted equally."""
+
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    """Tokens looked up in the prefix cache at admission."""
+    prefix_cache_hits: int = 0
+    """Tokens found there."""
+    finished: Counter[FinishReason] = field(default_factory=Counter)
+    samples_kv: bool = True
+    num_kv_samples: int = 0
+    kv_reserved_slots_sum: int = 0
+    kv_used_slots_sum: int = 0
+    peak_kv_waste: float = 0.0
+    peak_kv_reserved_slots: int = 0
+
+    def count_lookup(self, request: Request, num_hits: int, caching: bool) -> None:
+        """A request was admitted with this many cached tokens. Re-admissions after a preemption are not counted."""
+        if request.num_preemptions:
+            return
+        self.num_prompt_tokens += request.num_prompt_tokens
+        if caching:
+            self.prefix_cache_queries += request.num_tokens
+            self.prefix_cache_hits += num_hits
+
+    def count_finished(self, request: Request) -> None:
+        """A request ended."""
+        assert request.finish_reason is not None
+        self.finished[request.finish_reason] += 1
+
+    def sample_kv(self, usage: KvUsage) -> None:
+        """Take one step's KV usage in; steps in which nothing is held do not count."""
+        if not usage.num_reserved_slots:
+            return
+        self.num_kv_samples += 1
+        self.kv_reserved_slots_sum += usage.num_reserved_slots
+        self.kv_used_slots_sum += usage.num_used_slots
+        self.peak_kv_waste = max(self.peak_kv_waste, usage.waste)
+        self.peak_kv_reserved_slots = max(self.peak_kv_reserved_slots, usage.num_reserved_slots)
+
+    @property
+    def mean_kv_waste(self) -> float:
+        """Share of the slots that live requests held, over all steps, that held no computed token; 0 to 1."""
+        if not self.kv_reserved_slots_sum:
+            return 0.0
+        return 1.0 - self.kv_used_slots_sum / self.kv_reserved_slots_sum

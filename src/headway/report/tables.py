@@ -1,0 +1,115 @@
+"""Tables for people: one look for every command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+Better = Literal["high", "low"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of a comparison: how it is called, where it comes from, how it is written."""
+
+    label: str
+    key: str
+    unit: Literal["", "ms", "%"] = ""
+    better: Better | None = None
+    digits: int | None = None
+    """Decimals; None chooses them by size, to three significant digits."""
+
+
+SERVING_METRICS = (
+    Metric("Output tok/s", "output_throughput", better="high"),
+    Metric("Requests/s", "request_throughput", better="high"),
+    Metric("TTFT mean", "mean_ttft_ms", "ms", "low"),
+    Metric("TTFT p50", "p50_ttft_ms", "ms", "low"),
+    Metric("TTFT p99", "p99_ttft_ms", "ms", "low"),
+    Metric("TPOT p50", "p50_tpot_ms", "ms", "low"),
+    Metric("TPOT p99", "p99_tpot_ms", "ms", "low"),
+    Metric("ITL p50", "p50_itl_ms", "ms", "low"),
+    Metric("ITL p99", "p99_itl_ms", "ms", "low"),
+    Metric("Goodput, req/s", "request_goodput", better="high"),
+    Metric("KV waste mean", "mean_kv_waste", "%", "low"),
+    Metric("KV waste peak", "peak_kv_waste", "%", "low"),
+    Metric("Preemptions", "num_preemptions", better="low", digits=0),
+)
+
+
+def comparison_table(
+    title: str, results: Mapping[str, Mapping[str, Any]], metrics: Sequence[Metric] = SERVING_METRICS
+) -> Table:
+    """Results side by side: a column each, a line a metric, the best value of a line in bold.
+
+    A line that no result has a value for is left out.
+    """
+    table = new_table(title)
+    table.add_column("", style="dim")
+    for name in results:
+        table.add_column(name, justify="right")
+    for metric in metrics:
+        values = [result.get(metric.key) for result in results.values()]
+        if all(value is None for value in values):
+            continue
+        best = _best(values, metric.better)
+        cells = [
+            Text(
+                format_value(value, metric), style="bold green" if value is not None and value == best else ""
+            )
+            for value in values
+        ]
+        table.add_row(f"{metric.label}, ms" if metric.unit == "ms" else metric.label, *cells)
+    return table
+
+
+def facts_table(title: str, facts: Iterable[tuple[str, str, str]]) -> Table:
+    """Lines of (name, value, why): what was resolved before a run, and the reason."""
+    table = new_table(title, show_header=False)
+    table.add_column("name", style="dim")
+    table.add_column("value", justify="right")
+    table.add_column("why", style="dim", overflow="fold")
+    for fact in facts:
+        table.add_row(*map(Text, fact))
+    return table
+
+
+def new_table(title: str, *, show_header: bool = True) -> Table:
+    """An empty table in the house style."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        show_header=show_header,
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+
+
+def format_value(value: float | None, metric: Metric) -> str:
+    """A number as a table shows it; a dash where there is none."""
+    if value is None:
+        return "–"
+    if metric.unit == "%":
+        return f"{value:.1%}"
+    if metric.digits is not None:
+        return f"{value:,.{metric.digits}f}"
+    return format_number(value)
+
+
+def format_number(value: float) -> str:
+    """Three significant digits for small numbers, whole ones from 100 up, thousands apart."""
+    size = abs(value)
+    digits = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def _best(values: Sequence[float | None], better: Better | None) -> float | None:
+    known = [value for value in values if value is not None]
+    if better is None or len(known) < 2 or min(known) == max(known):
+        return None
+    return max(known) if better == "high" else min(known)

@@ -22,6 +22,7 @@ _OTHER_COLOURS = ("#7b61c4", "#c2457a", "#5c6f82", "#a58a1f")
 _INK, _SOFT, _RULE = "#1f2933", "#616e7c", "#e4e7eb"
 
 _MARGIN, _HEADER, _GAP = 32.0, 84.0, 40.0
+_ROW_GAP = 16.0
 _PANEL_WIDTH, _PANEL_HEAD, _BAR_PITCH, _BAR_HEIGHT = 420.0, 52.0, 32.0, 20.0
 _LABEL_WIDTH, _VALUE_WIDTH = 84.0, 84.0
 
@@ -79,14 +80,14 @@ def comparison_svg(
     num_rows = (len(metrics) + 1) // 2
     svg = Svg(
         2 * _MARGIN + 2 * _PANEL_WIDTH + _GAP,
-        _HEADER + num_rows * (panel_height + _GAP) - _GAP + _MARGIN,
+        _HEADER + num_rows * (panel_height + _ROW_GAP) - _ROW_GAP + _MARGIN,
         title=title,
     )
     svg.text(_MARGIN, _MARGIN + 14, title, size=20, fill=_INK, bold=True)
     svg.text(_MARGIN, _MARGIN + 36, subtitle, size=13, fill=_SOFT)
     for index, metric in enumerate(metrics):
         x = _MARGIN + (index % 2) * (_PANEL_WIDTH + _GAP)
-        y = _HEADER + (index // 2) * (panel_height + _GAP)
+        y = _HEADER + (index // 2) * (panel_height + _ROW_GAP)
         _panel(svg, x, y, metric, {name: result.get(metric.key) for name, result in results.items()})
     return svg.to_string()
 

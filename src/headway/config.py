@@ -1,4 +1,4 @@
-"""Every setting and its default, once. The command line, the flag reference in docs/ and the engine are made from these.
+"""Every setting and its default, once: the command line, the flag reference and the engine are made from these.
 
 `EngineOptions` is what a user writes (None means "choose for me"). `resolve()` turns it into an `EngineConfig`, whose
 values are all concrete, and says for each value it chose why.

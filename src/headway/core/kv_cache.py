@@ -64,7 +64,7 @@ class KVCacheManager:
         )
         self.block_size = config.block_size
         self._max_model_len = max_model_len
-        self._window = config.sliding_window
+        self._window = config.sliding_window if profile.frees_behind_window else None
         self._caching = config.enable_prefix_caching
         self._num_watermark_blocks = int(config.watermark * config.num_blocks) if profile.has_watermark else 0
         self._num_preallocated_blocks = -(-profile.num_preallocated_tokens // self.block_size)

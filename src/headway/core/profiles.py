@@ -38,6 +38,8 @@ class SchedulerProfile:
     num_preallocated_tokens: int = 64
     """Extra slots taken whenever a running or admitted request needs a new block."""
     has_null_block: bool = False
+    frees_behind_window: bool = False
+    """Blocks that leave a sliding window are returned; before, step logs show every layer as full attention."""
     honours_long_prefill_threshold: bool = False
     victim_handling: VictimHandling = VictimHandling.IGNORED
     victim_shifts_cursor: bool = False
@@ -55,6 +57,8 @@ class SchedulerProfile:
     has_watermark: bool = False
     lone_request_ignores_threshold: bool = False
     has_adaptive_threshold: bool = False
+    has_active_seat_limit: bool = False
+    """max_num_active_seqs is known."""
     waits_for_stale_outputs: bool = False
     """Asynchronous: a preempted request is not resumed before its outputs in flight have arrived."""
     pads_first_decodes: bool = False
@@ -73,6 +77,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "caps_at_max_model_len": True,
         },
     ),
+    ("0.10.0", {"frees_behind_window": True}),
     ("0.10.2", {"victim_handling": VictimHandling.STAYS_SCHEDULED}),
     ("0.11.1", {"victim_handling": VictimHandling.UNDONE}),
     ("0.12.0", {"unchunked": UnchunkedHandling.BLOCKS, "skips_finishing_requests": True}),
@@ -81,7 +86,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("0.25.0", {"pads_first_decodes": True}),
     ("0.27.0", {"waits_for_stale_outputs": True}),
     ("0.28.0", {"victim_shifts_cursor": True}),
-    ("0.31.0", {"lone_request_ignores_threshold": True, "has_adaptive_threshold": True}),
+    ("0.31.0", {"lone_request_ignores_threshold": True, "has_adaptive_threshold": True, "has_active_seat_limit": True}),
     ("0.33.0", {"self_preemption_ends_pass": False}),
 )
 

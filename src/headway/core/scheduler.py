@@ -74,8 +74,9 @@ class Scheduler:
             depth * limits.max_num_batched_tokens,
         )
         gate = limits.scheduler_reserve_full_isl
-        self._gate = self.profile.gates_on_full_sequence and gate is not False
-        self._max_seats = min(limits.max_num_active_seqs or limits.max_num_seqs, limits.max_num_seqs)
+        self.gates_on_full_sequence = self.profile.gates_on_full_sequence and gate is not False
+        active = limits.max_num_active_seqs if self.profile.has_active_seat_limit else None
+        self._max_seats = min(active or limits.max_num_seqs, limits.max_num_seqs)
         self._by_priority = (
             limits.scheduling_policy == "priority" and self.profile.victim_handling is not VictimHandling.IGNORED
         )
@@ -286,7 +287,7 @@ class Scheduler:
                 index -= 1
             self._preempt(victim)
             if item is not None and not undone:
-                victim.num_computed_tokens = item.num_tokens
+                self._keep_scheduled(item, step)
             step.preempted.append(victim)
             if victim is request:
                 return None, index
@@ -307,6 +308,13 @@ class Scheduler:
         step.token_budget += item.num_tokens
         item.request.num_in_flight_tokens -= item.num_tokens
         return True
+
+    def _keep_scheduled(self, item: ScheduledRequest, step: _Step) -> None:
+        """The release leaves a victim in the step: it then counts as computed what it no longer has blocks for."""
+        victim, num_tokens = item.request, item.num_tokens
+        victim.num_computed_tokens = num_tokens
+        position = step.scheduled.index(item)
+        step.scheduled[position] = item._replace(num_computed_tokens=0, samples=num_tokens >= victim.num_tokens)
 
     def _preempt(self, request: Request) -> None:
         """Recompute preemption: all blocks go, generated tokens stay, and it waits at the front."""
@@ -341,7 +349,7 @@ class Scheduler:
                 num_tokens,
                 hit,
                 num_lookahead_tokens=self.config.num_lookahead_tokens,
-                whole_sequence_must_fit=self._gate,
+                whole_sequence_must_fit=self.gates_on_full_sequence,
                 keep_watermark=bool(self.running),
                 num_reserved_tokens=self.policy.reserve(self.config.max_model_len),
             )

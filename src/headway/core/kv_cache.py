@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from headway.config import CacheConfig
 from headway.core.blocks import Block, BlockPool
-from headway.core.profiles import SchedulerProfile
+from headway.core.profiles import EngineCrashError, SchedulerProfile
 from headway.core.request import Request
 
 
@@ -59,17 +59,20 @@ class KVCacheManager:
         self.pool = BlockPool(
             config.num_blocks,
             enable_caching=config.enable_prefix_caching,
-            reuse_unkeyed_first=profile.reuses_unkeyed_blocks_first,
+            reuse_unkeyed_first=profile.reuses_unkeyed_blocks_first
+            or (config.sliding_window is not None and profile.reuses_unkeyed_window_blocks_first),
             has_null_block=profile.has_null_block,
         )
         self.block_size = config.block_size
         self._max_model_len = max_model_len
-        self._window = config.sliding_window if profile.frees_behind_window else None
+        self._window = config.sliding_window if profile.matches_sliding_window else None
         self._caching = config.enable_prefix_caching
         self._num_watermark_blocks = int(config.watermark * config.num_blocks) if profile.has_watermark else 0
         self._num_preallocated_blocks = -(-profile.num_preallocated_tokens // self.block_size)
+        self._window_counts_in_flight = profile.window_counts_in_flight
         self._window_cap: int | None = None
-        if self._window is not None:
+        self._caps_everywhere = profile.caps_window_everywhere
+        if self._window is not None and profile.caps_window_at_gate:
             num_tokens = min(self._window - 1 + max_in_flight_tokens, max_model_len)
             self._window_cap = -(-num_tokens // self.block_size) + 1
 
@@ -144,12 +147,16 @@ class KVCacheManager:
                 return False
         num_slots = min(num_computed + num_new_tokens + num_lookahead_tokens, self._max_model_len)
         num_required = self.blocks_for(max(num_slots, num_reserved_tokens))
-        if self._num_missing(num_required, num_computed, hit) > spare:
+        if self._num_missing(self._counted(num_required), num_computed, hit) > spare:
             return False
         self._adopt(request, hit)
         self._grow(request, num_required, num_lookahead_tokens)
         self.register(request, min(num_computed + num_new_tokens, request.num_tokens))
         return True
+
+    def _counted(self, num_required: int) -> int:
+        """Blocks that an allocation is judged by."""
+        return min(num_required, self._window_cap) if self._caps_everywhere and self._window_cap else num_required
 
     def _num_missing(self, num_required: int, num_computed: int, hit: PrefixHit) -> int:
         """Free blocks that admission consumes: new ones, and hit ones that nobody else references."""
@@ -179,7 +186,7 @@ class KVCacheManager:
         num_slots = end + num_lookahead_tokens
         if num_slots > len(request.block_table) * self.block_size:
             num_required = self.blocks_for(min(num_slots, self._max_model_len))
-            if num_required - len(request.block_table) > self.pool.num_free_blocks:
+            if self._counted(num_required) - len(request.block_table) > self.pool.num_free_blocks:
                 return None
             added = self._grow(request, num_required, num_lookahead_tokens)
         if self._caching:
@@ -196,6 +203,8 @@ class KVCacheManager:
             extra = max(0, self._num_preallocated_blocks - num_lookahead_tokens // self.block_size)
             most = self.blocks_for(self._max_model_len) - len(request.block_table)
             num_new = min(num_new + extra, self.pool.num_free_blocks, most)
+        if num_new > self.pool.num_free_blocks:
+            raise EngineCrashError(f"ValueError: Cannot get {num_new} free blocks from the pool")
         blocks = self.pool.allocate(num_new)
         request.block_table += blocks
         return blocks
@@ -226,7 +235,9 @@ class KVCacheManager:
     def _return_skipped(self, request: Request) -> None:
         """Return blocks that left the sliding window, judged by tokens already processed."""
         table, null = request.block_table, self.pool.null_block
-        processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+        processed = request.num_computed_tokens
+        if not self._window_counts_in_flight:
+            processed = max(0, processed - request.num_in_flight_tokens)
         returned = []
         for i in range(min(self._num_skipped_blocks(processed), len(table)) - 1, -1, -1):
             if table[i] is null:

@@ -13,6 +13,10 @@ from typing import Any
 from headway.errors import ConfigError
 
 
+class EngineCrashError(Exception):
+    """The matched release would die here, on an assertion or an error of its own."""
+
+
 class VictimHandling(enum.Enum):
     """Priority policy: what happens to a preemption victim that this very step had already scheduled."""
 
@@ -38,8 +42,18 @@ class SchedulerProfile:
     num_preallocated_tokens: int = 64
     """Extra slots taken whenever a running or admitted request needs a new block."""
     has_null_block: bool = False
-    frees_behind_window: bool = False
-    """Blocks that leave a sliding window are returned; before, step logs show every layer as full attention."""
+    has_cache_salt: bool = False
+    matches_sliding_window: bool = False
+    """Blocks that leave a sliding window are returned. Older releases are matched for full attention only."""
+    window_counts_in_flight: bool = True
+    """Asynchronous: tokens of steps in flight count as computed when the window is moved."""
+    caps_window_at_gate: bool = False
+    """Admission counts a sliding-window request by what it can hold at once, not by its whole length."""
+    caps_window_everywhere: bool = False
+    """So do all allocations, which then can find fewer blocks than they counted on: the engine dies."""
+    counts_steps_in_flight: bool = False
+    """What a sliding-window request can hold includes one token budget for each step that may be in flight."""
+    reuses_unkeyed_window_blocks_first: bool = False
     honours_long_prefill_threshold: bool = False
     victim_handling: VictimHandling = VictimHandling.IGNORED
     victim_shifts_cursor: bool = False
@@ -66,9 +80,9 @@ class SchedulerProfile:
 
 
 _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("0.8.3", {"has_null_block": True}),
-    ("0.8.4", {"honours_long_prefill_threshold": True}),
+    ("0.8.3", {"has_null_block": True, "honours_long_prefill_threshold": True}),
     ("0.8.5", {"num_preallocated_tokens": 0}),
+    ("0.9.0", {"has_cache_salt": True}),
     (
         "0.9.2",
         {
@@ -77,16 +91,23 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "caps_at_max_model_len": True,
         },
     ),
-    ("0.10.0", {"frees_behind_window": True}),
+    ("0.10.0", {"matches_sliding_window": True}),
     ("0.10.2", {"victim_handling": VictimHandling.STAYS_SCHEDULED}),
-    ("0.11.1", {"victim_handling": VictimHandling.UNDONE}),
-    ("0.12.0", {"unchunked": UnchunkedHandling.BLOCKS, "skips_finishing_requests": True}),
+    ("0.11.1", {"victim_handling": VictimHandling.UNDONE, "skips_finishing_requests": True}),
+    ("0.12.0", {"unchunked": UnchunkedHandling.BLOCKS}),
     ("0.19.0", {"gates_on_full_sequence": True}),
+    ("0.20.0", {"caps_window_at_gate": True, "caps_window_everywhere": True}),
+    ("0.20.2", {"caps_window_everywhere": False}),
+    ("0.23.0", {"reuses_unkeyed_window_blocks_first": True}),
     ("0.24.0", {"reuses_unkeyed_blocks_first": True, "has_watermark": True}),
     ("0.25.0", {"pads_first_decodes": True}),
+    ("0.26.0", {"window_counts_in_flight": False, "counts_steps_in_flight": True}),
     ("0.27.0", {"waits_for_stale_outputs": True}),
     ("0.28.0", {"victim_shifts_cursor": True}),
-    ("0.31.0", {"lone_request_ignores_threshold": True, "has_adaptive_threshold": True, "has_active_seat_limit": True}),
+    (
+        "0.31.0",
+        {"lone_request_ignores_threshold": True, "has_adaptive_threshold": True, "has_active_seat_limit": True},
+    ),
     ("0.33.0", {"self_preemption_ends_pass": False}),
 )
 

@@ -15,15 +15,11 @@ from headway.core.blocks import Block
 from headway.core.kv_cache import NO_HIT, KVCacheManager, PrefixHit
 from headway.core.plan import Emission, RequestOutput, ScheduledRequest, StepPlan, StepResult
 from headway.core.policies import ChunkedPolicy, make_policy
-from headway.core.profiles import UnchunkedHandling, VictimHandling, profile_for
+from headway.core.profiles import EngineCrashError, UnchunkedHandling, VictimHandling, profile_for
 from headway.core.queues import make_queue
 from headway.core.request import FinishReason, Request, RequestStatus
 from headway.core.stats import SchedulerStats
 from headway.errors import ContextLengthError, RequestError
-
-
-class EngineCrashError(Exception):
-    """The matched release would die here on an assertion of its own (vLLM 0.9.2 to 0.10.1, priority policy)."""
 
 
 @dataclass(slots=True)
@@ -71,7 +67,7 @@ class Scheduler:
             self.policy.cache(cache_config),
             self.profile,
             limits.max_model_len,
-            depth * limits.max_num_batched_tokens,
+            limits.max_num_batched_tokens * (depth if self.profile.counts_steps_in_flight else 1),
         )
         gate = limits.scheduler_reserve_full_isl
         self.gates_on_full_sequence = self.profile.gates_on_full_sequence and gate is not False
@@ -177,7 +173,9 @@ class Scheduler:
         if not step.preempted:
             self._schedule_waiting(step, now)
         elif self.profile.victim_handling is VictimHandling.CRASH and len(step.scheduled) > len(self.running):
-            raise EngineCrashError("more requests scheduled than running: a victim was already in this step")
+            raise EngineCrashError(
+                "AssertionError: more requests scheduled than running: a victim was already in this step"
+            )
         scheduled = self.policy.padding(step.scheduled)
         plan = StepPlan(
             step_id=self._step_id,

@@ -13,9 +13,10 @@ from typing import Any
 
 from headway.config import REFERENCE_ENGINE_VERSION, CacheConfig, SchedulerConfig
 from headway.core.plan import RequestOutput, StepPlan, StepResult
+from headway.core.profiles import EngineCrashError
 from headway.core.request import FinishReason, Request, TokenContent
 from headway.core.sampling import SamplingParams
-from headway.core.scheduler import EngineCrashError, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.errors import WorkloadError
 from headway.executors.scripted import ScriptedExecutor
 
@@ -109,7 +110,7 @@ class _Run:
                     yield {"type": "max_steps"}
                     break
         except EngineCrashError as error:
-            yield {"type": "error", "error": f"AssertionError: {error}"}
+            yield {"type": "error", "error": str(error)}
             return
         yield {"type": "end", **self.totals, "free_blocks": self._num_free, "tokens_emitted": self.num_emitted}
 
@@ -243,9 +244,10 @@ class _Run:
 
     def _request(self, index: int, spec: Mapping[str, Any]) -> Request:
         prompt = spec["prompt_token_ids"]
+        salt = spec.get("cache_salt") if self.scheduler.profile.has_cache_salt else None
         return Request(
             str(spec["id"]),
-            TokenContent(prompt, self.settings["block_size"], spec.get("cache_salt")),
+            TokenContent(prompt, self.settings["block_size"], salt),
             len(prompt),
             SamplingParams(temperature=0.0, max_tokens=spec["max_tokens"], ignore_eos=True),
             self.settings["max_model_len"],

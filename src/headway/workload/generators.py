@@ -26,8 +26,7 @@ class SharedPrefix:
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.num_groups < 1:
             raise WorkloadError(
-                "A shared prefix needs at least 1 token and 1 group, "
-                f"not {self.num_tokens} and {self.num_groups}."
+                f"A shared prefix needs at least 1 token and 1 group, not {self.num_tokens} and {self.num_groups}."
             )
 
 
@@ -62,16 +61,12 @@ class Generated:
         if not self.requests_per_s > 0:
             raise WorkloadError(f"A request rate must be positive, not {self.requests_per_s:g}.")
         if not self.burstiness > 0:
-            raise WorkloadError(
-                f"Burstiness must be positive, not {self.burstiness:g}.", hint="1 is Poisson."
-            )
+            raise WorkloadError(f"Burstiness must be positive, not {self.burstiness:g}.", hint="1 is Poisson.")
 
     def requests(self) -> Iterator[TraceRequest]:
         """The requests in order of arrival; the memory is 8 bytes a request, for the arrivals."""
         # One generator each: asking for other lengths must not move the arrivals.
-        prompts, outputs, groups = (
-            Random(f"{self.seed}/{name}") for name in ("prompts", "outputs", "groups")
-        )
+        prompts, outputs, groups = (Random(f"{self.seed}/{name}") for name in ("prompts", "outputs", "groups"))
         for arrival_s in self._arrivals():
             num_prompt_tokens = self.prompt.draw(prompts)
             keys: tuple[tuple[str, int], ...] = ()
@@ -95,9 +90,7 @@ class Generated:
         )
 
 
-def arrival_times(
-    num_requests: int, requests_per_s: float, *, burstiness: float, rng: Random
-) -> array[float]:
+def arrival_times(num_requests: int, requests_per_s: float, *, burstiness: float, rng: Random) -> array[float]:
     """Arrival instants in seconds, as `vllm bench serve` draws them.
 
     Gaps are Gamma(shape=burstiness, scale=1 / (rate * burstiness)), summed up, then scaled so that the last

@@ -39,9 +39,7 @@ class UniformLength:
     high: int
 
     def __post_init__(self) -> None:
-        _require(
-            1 <= self.low <= self.high, f"Lengths from {self.low} to {self.high} are not a range from 1 up."
-        )
+        _require(1 <= self.low <= self.high, f"Lengths from {self.low} to {self.high} are not a range from 1 up.")
 
     def draw(self, rng: Random) -> int:
         """One count."""

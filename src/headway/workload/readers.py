@@ -19,9 +19,7 @@ from headway.workload.trace import TraceRequest
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def read_trace(
-    path: str | Path, *, limit: int | None = None, skip_empty: bool = False
-) -> Iterator[TraceRequest]:
+def read_trace(path: str | Path, *, limit: int | None = None, skip_empty: bool = False) -> Iterator[TraceRequest]:
     """Read the requests of a trace one by one, in the file's order, in memory that stays small.
 
     Known column spellings: Azure 2023 and 2024, BurstGPT, Mooncake, Vidur, ServeGen, LLMServingSim, and a
@@ -75,9 +73,7 @@ def _open_text(path: Path) -> IO[str]:
 
 def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Rows as mappings from column to value, with their number in the file (from 1, header included)."""
-    first_number, first = next(
-        ((number, line) for number, line in enumerate(lines, start=1) if line.strip()), (0, "")
-    )
+    first_number, first = next(((number, line) for number, line in enumerate(lines, start=1) if line.strip()), (0, ""))
     if not first:
         raise WorkloadError(f"{path}: the file is empty.")
     if first.lstrip().startswith("{"):
@@ -90,9 +86,7 @@ def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[int, Mapping[str, Any]]]
         yield from _csv_rows(path, first_number, first, lines)
 
 
-def _json_rows(
-    path: Path, first_number: int, lines: Iterator[str]
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json_rows(path: Path, first_number: int, lines: Iterator[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(lines, start=first_number):
         if not line.strip():
             continue
@@ -105,9 +99,7 @@ def _json_rows(
         yield number, row
 
 
-def _csv_rows(
-    path: Path, header_number: int, header: str, lines: IO[str]
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(path: Path, header_number: int, header: str, lines: IO[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     delimiter = max(",\t;", key=header.count)
     names = next(csv.reader([header], delimiter=delimiter))
     reader = csv.reader(lines, delimiter=delimiter)
@@ -162,6 +154,8 @@ class _RowParser:
             if arrival_s < 0:
                 raise self._error(number, name, row, "is before the first row")
             return arrival_s
+        if self._first_date is not None:
+            raise self._error(number, name, row, "is a number where others are dates")
         if instant < 0:
             raise self._error(number, name, row, "is negative")
         return float(instant) / self._columns.arrival_units_per_s

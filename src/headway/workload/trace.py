@@ -52,9 +52,7 @@ class _SplitKeys(Sequence[Hashable]):
 
     __slots__ = ("_block_size", "_keys", "_num_blocks", "_tokens_per_key")
 
-    def __init__(
-        self, keys: tuple[Hashable, ...], tokens_per_key: int, block_size: int, num_blocks: int
-    ) -> None:
+    def __init__(self, keys: tuple[Hashable, ...], tokens_per_key: int, block_size: int, num_blocks: int) -> None:
         self._keys = keys
         self._tokens_per_key = tokens_per_key
         self._block_size = block_size
@@ -98,9 +96,7 @@ class Workload:
         if not self.requests:
             raise WorkloadError("The workload has no requests.")
         if self.loop == "closed" and (self.concurrency is None or self.concurrency < 1):
-            raise WorkloadError(
-                "A closed loop needs a concurrency of at least 1.", hint="Give --concurrency."
-            )
+            raise WorkloadError("A closed loop needs a concurrency of at least 1.", hint="Give --concurrency.")
         if self.loop == "open" and self.concurrency is not None:
             raise WorkloadError("An open loop has no concurrency: its requests come at their own instants.")
 

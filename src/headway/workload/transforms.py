@@ -22,7 +22,7 @@ def scale_lengths(requests: Iterable[TraceRequest], divisor: float) -> Iterator[
         key_tokens = int(request.block_key_tokens / divisor)
         if request.block_keys and key_tokens < 1:
             raise WorkloadError(
-                f"Lengths divided by {divisor:g} leave nothing of a key of {request.block_key_tokens} tokens.",
+                f"Lengths divided by {divisor:g} leave nothing of a {request.block_key_tokens}-token key.",
                 hint=f"Divide by at most {request.block_key_tokens}.",
             )
         yield replace(

@@ -6,9 +6,10 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from headway.errors import WorkloadError
 from headway.workload.trace import TraceRequest
@@ -40,12 +41,19 @@ def write_trace(path: str | Path, requests: Iterable[TraceRequest]) -> int:
         raise WorkloadError(f"{path}: cannot be written: {error.strerror}.") from None
 
 
-def _create_text(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        # No file name and no time in the header, so that equal traces are equal files.
-        raw = gzip.GzipFile(filename="", fileobj=path.open("wb"), mode="wb", mtime=0)
-        return io.TextIOWrapper(cast(IO[bytes], raw), encoding="utf-8", newline="")
-    return path.open("w", encoding="utf-8", newline="")
+@contextmanager
+def _create_text(path: Path) -> Iterator[IO[str]]:
+    if path.suffix != ".gz":
+        with path.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        return
+    # No file name and no time in the gzip header, so that equal traces are equal files.
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", newline="") as text,
+    ):
+        yield text
 
 
 def _write_csv(file: IO[str], requests: Iterable[TraceRequest]) -> int:
@@ -69,9 +77,7 @@ def _write_jsonl(file: IO[str], requests: Iterable[TraceRequest]) -> int:
         if request.request_id is not None:
             row["request_id"] = request.request_id
         if request.block_keys:
-            row["block_keys"] = [
-                key if isinstance(key, int | str) else repr(key) for key in request.block_keys
-            ]
+            row["block_keys"] = [key if isinstance(key, int | str) else repr(key) for key in request.block_keys]
             row["block_key_tokens"] = request.block_key_tokens
         file.write(json.dumps(row) + "\n")
         count += 1

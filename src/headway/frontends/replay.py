@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
+from typing import TYPE_CHECKING
 
 from headway.core.arrivals import Arrival, ArrivalSource, Item, TraceSource
 from headway.core.engine import Engine
@@ -14,6 +15,9 @@ from headway.core.plan import RequestOutput
 from headway.core.request import FinishReason, Request
 from headway.report.slo import RequestRecord, Slo
 from headway.report.summary import ServingStats, Summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OnProgress = Callable[[int, int], None]
 """Told after each step: requests ended so far, output tokens so far."""
@@ -206,14 +210,15 @@ def _engine_keys(engine: Engine, num_unfinished: int) -> Summary:
 
 
 @contextmanager
-def progress_bar(label: str, num_requests: int, *, enabled: bool = True) -> Iterator[OnProgress | None]:
-    """A progress bar on stderr for `replay(on_progress=…)`: requests ended, output tokens, time left."""
-    if not enabled:
-        yield None
-        return
+def progress_bar(label: str, num_requests: int, console: Console | None = None) -> Iterator[OnProgress]:
+    """A progress bar for `replay(on_progress=…)`: requests ended, output tokens, time left.
+
+    It goes to stderr, and nowhere if that is no terminal.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    console = console or Console(stderr=True)
     columns = (
         TextColumn("{task.description:<12}"),
         BarColumn(),
@@ -221,6 +226,6 @@ def progress_bar(label: str, num_requests: int, *, enabled: bool = True) -> Iter
         TextColumn("{task.fields[tokens]:>8,} tokens"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(label, total=num_requests, tokens=0)
         yield lambda num_ended, num_tokens: progress.update(task, completed=num_ended, tokens=num_tokens)

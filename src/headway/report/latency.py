@@ -66,9 +66,7 @@ class LatencyAccumulator:
         mean = self.mean_s
         if mean is None:
             return None
-        squares = (
-            (value - mean) ** 2 * count for value, count in zip(self._values, self._counts, strict=True)
-        )
+        squares = ((value - mean) ** 2 * count for value, count in zip(self._values, self._counts, strict=True))
         return math.sqrt(math.fsum(squares) / self._num_samples)
 
     def percentile(self, percent: float) -> float | None:

@@ -42,9 +42,7 @@ def write_comparison_plot(
     """
     path = check_plot_path(path)
     try:
-        path.write_text(
-            comparison_svg(results, title=title, subtitle=subtitle, metrics=metrics), encoding="utf-8"
-        )
+        path.write_text(comparison_svg(results, title=title, subtitle=subtitle, metrics=metrics), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"The plot {path} cannot be written: {error.strerror}.") from None
     return path
@@ -58,9 +56,7 @@ def check_plot_path(path: str | Path) -> Path:
     """
     path = Path(path)
     if path.suffix.lower() != ".svg":
-        raise ConfigError(
-            f"A plot is written as SVG, not {path.name!r}.", hint=f"Try {path.with_suffix('.svg')}."
-        )
+        raise ConfigError(f"A plot is written as SVG, not {path.name!r}.", hint=f"Try {path.with_suffix('.svg')}.")
     if not path.parent.is_dir():
         raise ConfigError(f"There is no folder {path.parent} for the plot.")
     return path

@@ -68,9 +68,7 @@ class Slo:
         return all(bound is None or seconds * 1e3 <= bound for bound, seconds in measured)
 
     def __str__(self) -> str:
-        bounds = (
-            (field.name.removesuffix("_ms").upper(), getattr(self, field.name)) for field in fields(self)
-        )
+        bounds = ((field.name.removesuffix("_ms").upper(), getattr(self, field.name)) for field in fields(self))
         return ", ".join(f"{name} ≤ {bound:g} ms" for name, bound in bounds if bound is not None)
 
 

@@ -58,9 +58,7 @@ def comparison_table(
             continue
         best = _best(values, metric.better)
         cells = [
-            Text(
-                format_value(value, metric), style="bold green" if value is not None and value == best else ""
-            )
+            Text(format_value(value, metric), style="bold green" if value is not None and value == best else "")
             for value in values
         ]
         table.add_row(f"{metric.label}, ms" if metric.unit == "ms" else metric.label, *cells)

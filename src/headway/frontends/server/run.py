@@ -1,0 +1,107 @@
+"""Listening: sockets, signals, the start-up banner, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from headway.errors import ConfigError
+from headway.frontends.async_engine import AsyncEngine
+
+SHUTDOWN_GRACE_S = 5.0
+"""How long requests in flight may go on after the signal to stop."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address; port 0 picks a free one. Connections are accepted once the server listens.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port must be between 0 and 65535, not {port}.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen on {host} port {port}: {error.strerror or error}.", hint="Choose another --port or --host."
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address to open, with the real port; a wildcard address shows as loopback."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, ended in an orderly way: streams in flight finish or are told why they end.
+
+    Args:
+        engine: drained before connections are closed.
+        on_ready: called once connections are accepted.
+    """
+
+    def __init__(
+        self,
+        app: Starlette,
+        engine: AsyncEngine,
+        *,
+        on_ready: Callable[[], None] = lambda: None,
+        grace_s: float = SHUTDOWN_GRACE_S,
+    ) -> None:
+        # A second margin, for connections that do not end although their requests have.
+        config = uvicorn.Config(
+            app, log_level="warning", lifespan="on", timeout_graceful_shutdown=int(grace_s) + 5, ws="none"
+        )
+        super().__init__(config)
+        self._engine = engine
+        self._on_ready = on_ready
+        self._grace_s = grace_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        drain = asyncio.create_task(self._engine.drain(self._grace_s))
+        await super().shutdown(sockets)
+        if self.force_exit:
+            drain.cancel()
+        await asyncio.gather(drain, return_exceptions=True)
+
+    def request_stop(self) -> None:
+        """Begin the orderly end; safe from any thread."""
+        self.should_exit = True
+
+
+def serve(app: Starlette, engine: AsyncEngine, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM, then return; a second SIGINT does not wait for requests in flight."""
+    server = Server(app, engine, on_ready=on_ready)
+    # uvicorn raises the signals that it caught once more at its end, for these handlers.
+    previous = {number: signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run(sockets=[listener])
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        listener.close()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The signal has been acted upon."""

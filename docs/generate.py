@@ -1,0 +1,81 @@
+"""Writes the pages of docs/ that are made from the code. `make docs` runs it; a test fails when a page is stale."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.cli.options import flag_name
+from headway.config import EngineOptions, ServerOptions
+
+DOCS = Path(__file__).parent
+_NOTE = "<!-- Made by docs/generate.py from the code; do not edit. `make docs` rewrites it. -->\n"
+
+
+def flags_page() -> str:
+    """docs/flags.md: every setting of the engine and the server, from the config dataclasses."""
+    parts = [
+        "# Flags",
+        _NOTE,
+        "Scheduler and cache flags have vLLM's names and meaning. `headway serve` and `headway bench` take the engine's;",
+        "`headway serve` also takes the server's. A switch has a `--no-` form.",
+        "",
+        "## Engine",
+        "",
+        *_option_table(EngineOptions),
+        "",
+        "## Server",
+        "",
+        *_option_table(ServerOptions),
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _option_table(cls: type) -> list[str]:
+    hints = typing.get_type_hints(cls)
+    rows = ["| flag | type | default | what it does |", "|---|---|---|---|"]
+    for field in dataclasses.fields(cls):
+        default = "" if field.default is None else f"`{field.default}`"
+        choices = field.metadata["choices"]
+        kind = ", ".join(f"`{choice}`" for choice in choices) or _type_name(hints[field.name], field.metadata["unit"])
+        rows.append(f"| `--{flag_name(field)}` | {kind} | {default} | {field.metadata['help']} |")
+    return rows
+
+
+def _type_name(hint: Any, unit: str) -> str:
+    names = [arg.__name__ for arg in typing.get_args(hint) if arg is not type(None)] or [hint.__name__]
+    if isinstance(hint, types.UnionType):
+        assert len(names) == 1
+    words = {"int": "integer", "float": "number", "str": "text", "bool": "switch"}
+    return words[names[0]] + (f", {unit}" if unit else "")
+
+
+PAGES: dict[str, Callable[[], str]] = {"flags.md": flags_page}
+
+
+def stale_pages() -> list[str]:
+    """Names of generated pages whose file differs from what the code says."""
+    return [
+        name
+        for name, make in PAGES.items()
+        if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != make()
+    ]
+
+
+def main() -> None:
+    """Write every page; with --check only say which are stale."""
+    if "--check" in sys.argv[1:]:
+        stale = stale_pages()
+        sys.exit(f"Stale: {', '.join(stale)}. Run `make docs`." if stale else 0)
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -22,8 +22,8 @@ def flags_page() -> str:
     parts = [
         "# Flags",
         _NOTE,
-        "Scheduler and cache flags have vLLM's names and meaning. `headway serve` and `headway bench` take the engine's;",
-        "`headway serve` also takes the server's. A switch has a `--no-` form.",
+        "Scheduler and cache flags have vLLM's names and meaning. `headway serve` and `headway bench` take the engine's; the",
+        "former also takes the server's. A switch has a `--no-` form.",
         "",
         "## Engine",
         "",

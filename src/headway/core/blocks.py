@@ -10,7 +10,7 @@ A block is in exactly one of these states:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 
 
 class Block:
@@ -160,14 +160,13 @@ class BlockPool:
                 self.free_queue.remove(block)
             block.ref_count += 1
 
-    def free(self, blocks: Sequence[Block], *, unkeyed_first: bool | None = None) -> None:
+    def free(self, blocks: Iterable[Block]) -> None:
         """Drop one reference to each block; those that nobody references any more join the free queue.
 
         `blocks` is in the order in which they should be evicted: a request passes its table reversed, so that its
         tail goes before its head. Keyed blocks join at the tail (least recently used goes first); unkeyed ones at the
         head, since nothing can hit them, or at the tail where the engine version does that.
         """
-        at_head = self._reuse_unkeyed_first if unkeyed_first is None else unkeyed_first
         head: list[Block] = []
         tail: list[Block] = []
         for block in blocks:
@@ -175,7 +174,7 @@ class BlockPool:
                 continue
             block.ref_count -= 1
             if block.ref_count == 0:
-                (head if at_head and block.key is None else tail).append(block)
+                (head if self._reuse_unkeyed_first and block.key is None else tail).append(block)
         self.free_queue.prepend(head)
         self.free_queue.append(tail)
 

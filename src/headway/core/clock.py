@@ -61,6 +61,9 @@ class VirtualClock:
         self._now = max(self._now, started_at + duration_s)
 
     def wait_until(self, instant: float | None, wake: threading.Event | None = None) -> None:
-        """Jump to that instant; None stays where it is."""
+        """Jump to that instant. None stays where it is in time, and waits for `wake` if there is one."""
         if instant is not None:
             self._now = max(self._now, instant)
+        elif wake is not None:
+            wake.wait()
+            wake.clear()

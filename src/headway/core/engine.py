@@ -116,6 +116,7 @@ class Engine:
         request.max_total_tokens = min(request.max_total_tokens, self.scheduler.longest_sequence)
         try:
             self.scheduler.check(request)
+            request.max_total_tokens = min(request.max_total_tokens, self.scheduler.longest_sequence)
             self.scheduler.add(request)
         except RequestError as error:
             self._tell(RequestRefused(self.clock.now(), request, error))
@@ -129,12 +130,13 @@ class Engine:
         plan = self.scheduler.schedule(now)
         self.num_steps += 1
         self._tell(StepScheduled(now, plan))
-        if plan.num_tokens == 0 and not self._in_flight:
-            self._idle_or_stalled(plan)
-            return
-        self._in_flight.append((plan, self.executor.submit(plan), now))
+        # A step that only preempts is progress (what it freed is given out next), and `released_ids` must not be lost.
+        if plan.scheduled or plan.preempted or plan.released_ids or self._in_flight:
+            self._in_flight.append((plan, self.executor.submit(plan), now))
+        else:
+            self._idle_or_stalled()
 
-    def _idle_or_stalled(self, plan: StepPlan) -> None:
+    def _idle_or_stalled(self) -> None:
         """Nothing could be scheduled and nothing is in flight: wait for a change from outside, or say it is over."""
         if self.source.exhausted:
             waiting = [request.request_id for request in self.scheduler.waiting]

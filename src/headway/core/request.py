@@ -66,7 +66,7 @@ class TokenContent:
         keys, size = self._keys, self._block_size
         while len(keys) <= index:
             i = len(keys)
-            digest = blake2b(keys[-1] if keys else (self._salt or "").encode(), digest_size=16)
+            digest = blake2b(keys[-1] if keys else (self._salt or "").encode("utf-8", "surrogatepass"), digest_size=16)
             digest.update(array("q", self.token_ids[i * size : (i + 1) * size]).tobytes())
             keys.append(digest.digest())
         return keys[index]

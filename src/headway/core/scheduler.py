@@ -102,9 +102,10 @@ class Scheduler:
                 hint="Shorten the prompt.",
                 param="messages",
             )
-        num_blocks = self.kv.peak_blocks(max(self.policy.reserve(limit), request.num_prompt_tokens + 1))
+        reserved = self.kv.blocks_for(self.policy.reserve(limit))
+        num_blocks = max(reserved, self.kv.peak_blocks(request.num_prompt_tokens + 1))
         usable = self.kv.pool.num_usable_blocks
-        if num_blocks > usable:
+        if num_blocks > usable or request.num_prompt_tokens >= self.longest_sequence:
             raise ContextLengthError(
                 f"The request needs {num_blocks} KV blocks of {self.kv.block_size} tokens for its prompt of "
                 f"{request.num_prompt_tokens} tokens, but the KV cache has {usable}.",
@@ -117,6 +118,17 @@ class Scheduler:
         """Tokens (prompt and output) at which any one request must end: max_model_len, or what the pool can hold."""
         limit, usable = self.config.max_model_len, self.kv.pool.num_usable_blocks
         return limit if self.kv.peak_blocks(limit) <= usable else usable * self.kv.block_size
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens (prompt + output) that one request alone can reach: max_model_len, or less if the KV cache is smaller.
+
+        A sequence that outgrew the whole cache would preempt itself and then wait for ever.
+        """
+        limit, usable = self.config.max_model_len, self.kv.pool.num_usable_blocks
+        if self.kv.peak_blocks(limit) <= usable:
+            return limit
+        return min(limit, usable * self.kv.block_size - self.config.num_lookahead_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request. Its id must not be that of a live one.
@@ -466,7 +478,7 @@ class Scheduler:
             num_tokens = min(emission.num_tokens, limit - request.num_tokens)
             request.num_tokens += num_tokens
             request.content.extend(num_tokens, None)
-            if emission.stop:
+            if emission.stop and num_tokens == emission.num_tokens:
                 return num_tokens, FinishReason.STOP
             return num_tokens, FinishReason.LENGTH if request.num_tokens >= limit else None
         stop_ids = request.stop_ids

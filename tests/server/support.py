@@ -23,7 +23,7 @@ from headway.core.plan import NOTHING, Emission, ScheduledRequest, StepPlan, Ste
 from headway.core.request import Request, TokenContent
 from headway.core.scheduler import Scheduler
 from headway.executors.base import SynchronousExecutor
-from headway.frontends.generation import ModelLimits
+from headway.frontends.request_stream import ModelLimits
 from headway.frontends.server.app import build_app
 from headway.frontends.server.run import Server, bind, url_of
 from headway.frontends.server.service import Service, make_service

@@ -17,19 +17,10 @@ from typing import Any
 from headway.core.arrivals import Arrival, Finish, Inbox
 from headway.core.engine import Engine
 from headway.core.plan import RequestOutput
-from headway.core.request import FinishReason, Request, TokenContent
+from headway.core.request import FinishReason
 from headway.errors import EngineDeadError, HeadwayError, QueueFullError
-from headway.frontends.generation import (
-    Delta,
-    Generation,
-    GenerationRequest,
-    ModelLimits,
-    RequestObserver,
-    Stream,
-    check_prompt,
-    finished_record,
-)
-from headway.text.detokenizer import IncrementalDetokenizer
+from headway.frontends.generation import Generation, LiveStream, RequestObserver, finished_record
+from headway.frontends.request_stream import Delta, GenerationRequest, ModelLimits, longest_sequence, open_stream
 from headway.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -59,14 +50,14 @@ class AsyncEngine:
     ) -> None:
         self.engine = engine
         self.limits = limits
-        self.max_sequence_len = _longest_sequence(engine, limits.max_model_len)
+        self.max_sequence_len = longest_sequence(engine, limits.max_model_len)
         """Tokens (prompt + output) at which any request ends; below max_model_len if the KV cache is smaller."""
         self.max_queue = max_queue
         self._inbox = inbox
         self._tokenizer = tokenizer
         self._clock = engine.clock
         self._observer = observer
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, LiveStream] = {}
         self._ids = itertools.count()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,11 +114,11 @@ class AsyncEngine:
         if self.num_waiting + len(specs) > self.max_queue:
             raise QueueFullError(f"{self.num_waiting} requests are waiting already.", hint="Try again later.")
         generation = Generation(self, len(specs))
-        streams = [self._make_stream(generation, index, spec) for index, spec in enumerate(specs)]
-        for stream in streams:
-            self._streams[stream.request.request_id] = stream
-            generation.streams[stream.request.request_id] = stream
-            self._inbox.put(Arrival(stream.request))
+        texts = [open_stream(f"{next(self._ids)}", spec, self.engine, self._tokenizer, self.limits) for spec in specs]
+        for index, text in enumerate(texts):
+            stream = LiveStream(generation, index, text)
+            self._streams[stream.request_id] = generation.streams[stream.request_id] = stream
+            self._inbox.put(Arrival(text.request))
         self._idle.clear()
         return generation
 
@@ -141,42 +132,17 @@ class AsyncEngine:
             async for _, delta in generation:
                 yield delta
 
-    def abort(self, streams: Sequence[Stream]) -> None:
+    def abort(self, streams: Sequence[LiveStream]) -> None:
         """Take requests that have not ended out of the engine."""
         for stream in streams:
-            if stream.request.request_id in self._streams:
-                self._inbox.put(Finish(stream.request.request_id))
+            if stream.request_id in self._streams:
+                self._inbox.put(Finish(stream.request_id))
                 self._remove(stream, FinishReason.ABORT)
 
     @property
     def num_waiting(self) -> int:
         """Requests that have arrived and do not run; a snapshot."""
         return max(0, len(self._streams) - len(self.engine.scheduler.running))
-
-    def _make_stream(self, generation: Generation, index: int, spec: GenerationRequest) -> Stream:
-        limits, sampling = self.limits, spec.sampling
-        check_prompt(spec.prompt_token_ids, limits, spec.prompt_param)
-        sampling.check_vocabulary(limits.vocab_size)
-        request = Request(
-            f"{next(self._ids)}",
-            TokenContent(spec.prompt_token_ids, limits.block_size, spec.cache_salt),
-            len(spec.prompt_token_ids),
-            sampling,
-            self.max_sequence_len,
-            eos_token_ids=limits.eos_token_ids,
-            arrived_at=self._clock.now(),
-            priority=spec.priority,
-        )
-        self.engine.check(request)
-        detokenizer = IncrementalDetokenizer(
-            self._tokenizer,
-            stop=sampling.stop,
-            include_stop_str=sampling.include_stop_str_in_output,
-            skip_special_tokens=sampling.skip_special_tokens,
-            min_tokens=sampling.min_tokens,
-            prompt_token_ids=spec.prompt_token_ids,
-        )
-        return Stream(generation, index, spec, request, detokenizer)
 
     # ------------------------------------------------------------------ the engine thread
 
@@ -205,22 +171,22 @@ class AsyncEngine:
             try:
                 self._deliver_one(stream, output, at)
             except Exception as error:
-                logger.exception("Output of request %s could not be processed", stream.request.request_id)
+                logger.exception("Output of request %s could not be processed", stream.request_id)
                 failure = HeadwayError(f"The output could not be processed ({type(error).__name__}).")
                 stream.generation.fail(failure)
                 self.abort(list(stream.generation.streams.values()))
 
-    def _deliver_one(self, stream: Stream, output: RequestOutput, at: float) -> None:
-        delta = stream.advance(output)
+    def _deliver_one(self, stream: LiveStream, output: RequestOutput, at: float) -> None:
+        delta = stream.text.advance(output)
         if delta.token_ids:
             self._observe_tokens(stream, at)
         if delta.finish_reason is not None:
             if output.finish_reason is None:
-                self._inbox.put(Finish(stream.request.request_id, FinishReason.STOP, delta.stop_reason))
+                self._inbox.put(Finish(stream.request_id, FinishReason.STOP, delta.stop_reason))
             self._remove(stream, delta.finish_reason)
         stream.generation.put(stream.index, delta)
 
-    def _observe_tokens(self, stream: Stream, at: float) -> None:
+    def _observe_tokens(self, stream: LiveStream, at: float) -> None:
         if self._observer is not None:
             if stream.first_token_at is None:
                 self._observer.first_token(self._clock.now() - stream.received_at)
@@ -230,9 +196,9 @@ class AsyncEngine:
             stream.first_token_at = at
         stream.last_token_at = at
 
-    def _remove(self, stream: Stream, reason: FinishReason) -> None:
-        del self._streams[stream.request.request_id]
-        del stream.generation.streams[stream.request.request_id]
+    def _remove(self, stream: LiveStream, reason: FinishReason) -> None:
+        del self._streams[stream.request_id]
+        del stream.generation.streams[stream.request_id]
         if not self._streams:
             self._idle.set()
         if self._observer is not None:
@@ -250,16 +216,8 @@ class AsyncEngine:
 
     def _fail_all(self, error: HeadwayError) -> None:
         for stream in list(self._streams.values()):
-            if stream.request.request_id in self._streams:
+            if stream.request_id in self._streams:
                 stream.generation.fail(error)
                 for other in list(stream.generation.streams.values()):
-                    self._inbox.put(Finish(other.request.request_id))
+                    self._inbox.put(Finish(other.request_id))
                     self._remove(other, FinishReason.ERROR)
-
-
-def _longest_sequence(engine: Engine, max_model_len: int) -> int:
-    """Tokens that one request alone can reach: a request that outgrows the whole pool would wait for ever."""
-    kv = engine.scheduler.kv
-    if kv.peak_blocks(max_model_len) <= kv.pool.num_usable_blocks:
-        return max_model_len
-    return min(max_model_len, kv.pool.num_usable_blocks * kv.block_size)

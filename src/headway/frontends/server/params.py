@@ -9,7 +9,7 @@ from typing import Any
 from headway.core.sampling import SamplingParams
 from headway.errors import RequestError
 from headway.frontends.async_engine import AsyncEngine
-from headway.frontends.generation import GenerationRequest, check_prompt
+from headway.frontends.request_stream import GenerationRequest, check_prompt
 from headway.frontends.server.protocol import ChatBody, CompletionBody, GenerationBody
 
 MAX_CHOICES = 128

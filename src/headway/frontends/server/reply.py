@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway import __version__
-from headway.frontends.generation import Delta, GenerationRequest
+from headway.frontends.request_stream import Delta, GenerationRequest
 from headway.frontends.server.logprobs import LogprobFormat
 from headway.frontends.server.protocol import GenerationBody, PromptTokensDetails, Usage
 

@@ -14,7 +14,7 @@ from headway.core.arrivals import Inbox
 from headway.core.engine import Engine
 from headway.errors import ModelNotFoundError, RequestError
 from headway.frontends.async_engine import AsyncEngine
-from headway.frontends.generation import ModelLimits
+from headway.frontends.request_stream import ModelLimits
 from headway.frontends.server.errors import shorten
 from headway.frontends.server.metrics import ServerMetrics
 from headway.text.chat import ChatTemplate

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from headway.errors import HeadwayError
-from headway.frontends.generation import Delta
+from headway.frontends.request_stream import Delta
 from headway.frontends.server.errors import error_body
 from headway.frontends.server.protocol import (
     ChatChunk,

@@ -1,0 +1,106 @@
+"""`headway serve`: an OpenAI-compatible server on a real model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headway.cli.options import options_from, options_of
+from headway.config import EngineConfig, EngineOptions, ServerOptions
+
+if TYPE_CHECKING:
+    from headway.factory import Model
+
+
+@click.command()
+@click.argument("model", required=False)
+@options_from(ServerOptions, envvars={"api_key": "HEADWAY_API_KEY"})
+@options_from(EngineOptions)
+def serve(model: str | None, **params: Any) -> None:
+    """Serve MODEL, a Hugging Face folder or a GGUF file, through OpenAI's HTTP API.
+
+    Without MODEL the bundled SmolLM2-135M-Instruct is served.
+    """
+    run(model, options_of(EngineOptions, params), options_of(ServerOptions, params))
+
+
+def run(model: str | None, engine_options: EngineOptions, server_options: ServerOptions) -> None:
+    """Load the model, print where it can be reached, and serve until a signal ends it.
+
+    Raises:
+        ModelLoadError: the model cannot be read. ConfigError: settings that cannot work, or an address in use.
+    """
+    _check_extra()
+    from headway import factory
+    from headway.core.arrivals import Inbox
+    from headway.core.clock import WallClock
+    from headway.frontends.request_stream import ModelLimits
+    from headway.frontends.server.app import build_app
+    from headway.frontends.server.run import bind, serve, url_of
+    from headway.frontends.server.service import make_service
+
+    # An address in use should be told before minutes of loading, not after.
+    listener = bind(server_options.host, server_options.port)
+    with listener:
+        loaded = factory.load_model(model, engine_options)
+        inbox = Inbox()
+        engine, config = factory.build_engine(loaded, engine_options, inbox, WallClock())
+        limits = ModelLimits(
+            config.scheduler.max_model_len, config.cache.block_size, loaded.vocab_size, loaded.eos_token_ids
+        )
+        service = make_service(
+            engine, inbox, loaded.tokenizer, limits, model_name=loaded.name, model_root=model, options=server_options
+        )
+        text = banner(service.model_name, config, url_of(listener), server_options.api_key is not None)
+        serve(build_app(service), service.engine, listener, on_ready=lambda: click.echo(text))
+
+
+def banner(model_name: str, config: EngineConfig, url: str, needs_key: bool) -> str:
+    """What is served, how much fits, where, and a line to try."""
+    cache, limits = config.cache, config.scheduler
+    num_slots = (cache.num_blocks - 1) * cache.block_size
+    concurrency = num_slots / limits.max_model_len
+    lines = [
+        ("model", f"{model_name}, up to {limits.max_model_len} tokens a sequence{_because(config, 'max_model_len')}"),
+        (
+            "KV cache",
+            f"{num_slots} tokens in {cache.num_blocks - 1} blocks of {cache.block_size}{_because(config, 'num_blocks')}"
+            f": {concurrency:.1f} sequences of full length at once",
+        ),
+        (
+            "scheduler",
+            f"{config.policy}, {limits.max_num_seqs} requests at once, "
+            f"{limits.max_num_batched_tokens} tokens a step, as vLLM {config.engine_version}",
+        ),
+        ("URL", url),
+        ("try", _curl(model_name, url, needs_key)),
+    ]
+    return "\n".join(f"{name + ':':<11}{text}" for name, text in lines)
+
+
+def _because(config: EngineConfig, name: str) -> str:
+    reason = config.reasons.get(name)
+    return f" ({reason})" if reason else ""
+
+
+def _curl(model_name: str, url: str, needs_key: bool) -> str:
+    key = " -H 'Authorization: Bearer '$HEADWAY_API_KEY" if needs_key else ""
+    body = (
+        f'{{"model": "{model_name}", "stream": true, '
+        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    )
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def _check_extra() -> None:
+    """Name the extra where its packages are missing, rather than a module."""
+    from importlib.util import find_spec
+
+    from headway.errors import ConfigError
+
+    missing = [name for name in ("msgspec", "prometheus_client", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"headway serve needs {', '.join(missing)}.", hint="Install with: pip install 'headway[serve]'"
+        )

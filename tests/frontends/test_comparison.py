@@ -109,7 +109,7 @@ def test_prompts_have_ids_of_the_vocabulary_and_requests_end_by_length_alone() -
 
 def test_a_request_that_can_never_fit_is_named_before_anything_runs() -> None:
     workload = Workload([TraceRequest(0.0, 7, 3), TraceRequest(1.0, MAX_MODEL_LEN, 1)])
-    with pytest.raises(WorkloadError, match=r"Request 2 of the workload has 2048 \+ 1 tokens, more than the model's"):
+    with pytest.raises(WorkloadError, match=r"Request 2 of the workload has 2048 \+ 1 tokens, more than the longest"):
         run_policy(make_engine, "chunked", workload, PROMPTS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -39,17 +39,20 @@ def flag_name(field: dataclasses.Field[Any]) -> str:
     return field.metadata.get("flag") or field.name.replace("_", "-")
 
 
-def options_from(cls: type, *, envvars: Mapping[str, str] | None = None) -> Callable[[F], F]:
+def options_from(
+    cls: type, *, envvars: Mapping[str, str] | None = None, exclude: Collection[str] = ()
+) -> Callable[[F], F]:
     """Decorator: add one click option for each field of `cls` that was declared with `config.option`.
 
     Args:
         envvars: environment variable read when the flag is absent, by field name.
+        exclude: fields that get no option, and so keep their default.
     """
     hints = typing.get_type_hints(cls)
 
     def decorate(function: F) -> F:
         for field in reversed(dataclasses.fields(cls)):
-            if "help" in field.metadata:
+            if "help" in field.metadata and field.name not in exclude:
                 function = _option(field, hints[field.name], (envvars or {}).get(field.name))(function)
         return function
 

@@ -40,10 +40,9 @@ class PromptSource:
             WorkloadError: a request longer than the engine's limit or its whole KV pool; names it.
         """
         limit, block_size = engine.scheduler.config.max_model_len, engine.scheduler.kv.block_size
-        pool_tokens = engine.scheduler.kv.pool.num_usable_blocks * block_size
+        check_fits(workload, limit, engine.scheduler.kv.pool.num_usable_blocks * block_size)
         arrivals: list[tuple[float, Request]] = []
         for index, item in enumerate(workload.requests):
-            _check_length(index, item, limit, pool_tokens)
             request_id = item.request_id or f"request-{index}"
             sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=item.num_output_tokens)
             content = self._content(index, item, request_id, block_size)
@@ -57,16 +56,21 @@ class PromptSource:
         return TokenContent(draw_prompt(item, index, self.vocabulary, self.seed), block_size)
 
 
-def _check_length(index: int, item: TraceRequest, limit: int, pool_tokens: int) -> None:
-    num_tokens = item.num_prompt_tokens + item.num_output_tokens
-    if num_tokens <= min(limit, pool_tokens):
-        return
-    holder = "the model's limit" if limit <= pool_tokens else "the KV cache"
-    raise WorkloadError(
-        f"Request {index + 1} of the workload has {item.num_prompt_tokens} + {item.num_output_tokens} tokens, "
-        f"more than {holder} of {min(limit, pool_tokens)}.",
-        hint="Shorten requests with --length-divisor, or raise --max-model-len or the KV-cache memory.",
-    )
+def check_fits(workload: Workload, max_model_len: int, pool_tokens: int) -> None:
+    """Refuse a workload with a request longer than the model's limit, or than the whole KV cache.
+
+    Raises:
+        WorkloadError: names the first such request, and the numbers.
+    """
+    limit = min(max_model_len, pool_tokens)
+    for index, item in enumerate(workload.requests):
+        if item.num_prompt_tokens + item.num_output_tokens > limit:
+            holder = "the longest sequence allowed" if max_model_len <= pool_tokens else "the whole KV cache"
+            raise WorkloadError(
+                f"Request {index + 1} of the workload has {item.num_prompt_tokens} + {item.num_output_tokens} tokens, "
+                f"more than {holder} ({limit}).",
+                hint="Shorten requests with --length-divisor, or raise --max-model-len or --kv-cache-memory.",
+            )
 
 
 def run_policy(
@@ -78,14 +82,17 @@ def run_policy(
     slo: Slo | None = None,
     on_progress: OnProgress | None = None,
 ) -> ReplayResult:
-    """Replay a workload on a fresh engine under a policy.
+    """Replay a workload on a fresh engine under a policy; the engine is closed afterwards.
 
     Raises:
         WorkloadError: a request that the engine can never hold.
     """
     engine = make_engine(policy)
-    arrivals = prompts.arrivals(workload, engine)
-    return replay(engine, arrivals, concurrency=workload.concurrency, slo=slo, on_progress=on_progress)
+    try:
+        arrivals = prompts.arrivals(workload, engine)
+        return replay(engine, arrivals, concurrency=workload.concurrency, slo=slo, on_progress=on_progress)
+    finally:
+        engine.close()
 
 
 def measure_capacity(

@@ -69,7 +69,7 @@ def facts_table(title: str, facts: Iterable[tuple[str, str, str]]) -> Table:
     """Lines of (name, value, why): what was resolved before a run, and the reason."""
     table = new_table(title, show_header=False)
     table.add_column("name", style="dim")
-    table.add_column("value", justify="right")
+    table.add_column("value")
     table.add_column("why", style="dim", overflow="fold")
     for fact in facts:
         table.add_row(*map(Text, fact))

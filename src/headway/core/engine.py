@@ -113,7 +113,6 @@ class Engine:
         vLLM lets both in, and waits for ever once no preemption can help.
         """
         request = arrival.request
-        request.max_total_tokens = min(request.max_total_tokens, self.scheduler.longest_sequence)
         try:
             self.scheduler.check(request)
             request.max_total_tokens = min(request.max_total_tokens, self.scheduler.longest_sequence)

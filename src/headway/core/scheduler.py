@@ -103,21 +103,16 @@ class Scheduler:
                 param="messages",
             )
         reserved = self.kv.blocks_for(self.policy.reserve(limit))
-        num_blocks = max(reserved, self.kv.peak_blocks(request.num_prompt_tokens + 1))
+        num_slots = min(request.num_prompt_tokens + 1 + self._num_slots_ahead, limit)
+        num_blocks = max(reserved, self.kv.peak_blocks(num_slots))
         usable = self.kv.pool.num_usable_blocks
-        if num_blocks > usable or request.num_prompt_tokens >= self.longest_sequence:
+        if num_blocks > usable:
             raise ContextLengthError(
                 f"The request needs {num_blocks} KV blocks of {self.kv.block_size} tokens for its prompt of "
                 f"{request.num_prompt_tokens} tokens, but the KV cache has {usable}.",
                 hint="Shorten the prompt or give the KV cache more memory.",
                 param="messages",
             )
-
-    @property
-    def longest_sequence(self) -> int:
-        """Tokens (prompt and output) at which any one request must end: max_model_len, or what the pool can hold."""
-        limit, usable = self.config.max_model_len, self.kv.pool.num_usable_blocks
-        return limit if self.kv.peak_blocks(limit) <= usable else usable * self.kv.block_size
 
     @property
     def longest_sequence(self) -> int:
@@ -128,7 +123,12 @@ class Scheduler:
         limit, usable = self.config.max_model_len, self.kv.pool.num_usable_blocks
         if self.kv.peak_blocks(limit) <= usable:
             return limit
-        return min(limit, usable * self.kv.block_size - self.config.num_lookahead_tokens)
+        return min(limit, usable * self.kv.block_size - self._num_slots_ahead)
+
+    @property
+    def _num_slots_ahead(self) -> int:
+        """Slots that a step may take past the last known token, for drafts and for a drafter's look-ahead."""
+        return self.config.num_lookahead_tokens + self.config.num_speculative_tokens
 
     def add(self, request: Request) -> None:
         """Queue a request. Its id must not be that of a live one.

@@ -1,0 +1,1 @@
+"""Tests of the core: blocks, tables, scheduler, policies, engine."""

@@ -10,7 +10,9 @@ from headway.config import EngineConfig, EngineOptions, ModelFacts, resolve
 from headway.core.arrivals import ArrivalSource
 from headway.core.clock import Clock
 from headway.core.engine import Engine, Listener
+from headway.core.profiles import VictimHandling, profile_for
 from headway.core.scheduler import Scheduler
+from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.executors.base import Executor
@@ -30,6 +32,11 @@ class Model:
     def facts(self) -> ModelFacts:
         """What resolving the options needs."""
         return self.weights.facts
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids run from 0 to vocab_size - 1."""
+        return self.weights.vocab_size
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -62,11 +69,22 @@ def build_engine(
     """
     from headway.executors import torch as torch_executor
 
+    _refuse_corrupting(options)
     config = resolve(options, model.facts, torch_executor.free_memory_bytes(model.weights.device))
     executor = torch_executor.TorchExecutor(
         model.weights, num_blocks=config.cache.num_blocks, block_size=config.cache.block_size
     )
     return assemble(config, executor, source, clock, listeners), config
+
+
+def _refuse_corrupting(options: EngineOptions) -> None:
+    """Some releases leave a preemption victim in the step although its blocks are gone: fine to study, not to run."""
+    sound = profile_for(options.engine_version).victim_handling in (VictimHandling.IGNORED, VictimHandling.UNDONE)
+    if options.scheduling_policy == "priority" and not sound:
+        raise ConfigError(
+            f"vLLM {options.engine_version} can compute into blocks that it gave away when priority scheduling preempts.",
+            hint="A real model needs --engine-version 0.11.1 or later with --scheduling-policy priority.",
+        )
 
 
 def assemble(

@@ -13,7 +13,6 @@ from headway.executors.torch.attention import AttentionWork, ChunkAttention, Gro
 from headway.executors.torch.grouping import MAX_GROUPED_ROWS, group_spans
 from headway.executors.torch.kv_cache import Indices, PagedKVCache
 
-NULL_BLOCK_ID = 0
 _PADDING_TOKEN_ID = 0
 
 
@@ -25,7 +24,7 @@ class RequestRows:
         token_ids: its tokens at consecutive positions from first_position on.
         block_ids: its block table, which covers all of them.
         num_sampled: of how many rows, counted from the last, the logits are wanted.
-        num_padding: rows to execute on top, whose keys and values go to the null block.
+        num_padding: rows to execute on top, whose keys and values go to the cache's padding block.
     """
 
     token_ids: Sequence[int]
@@ -63,7 +62,7 @@ def build_batch(
     Args:
         windows: the distinct windows of the model's layers.
     """
-    pieces = [piece for index, rows in enumerate(requests) for piece in _pieces(index, rows, cache.block_size)]
+    pieces = [piece for index, rows in enumerate(requests) for piece in _pieces(index, rows, cache)]
     spans = [piece.span for piece in pieces]
     windows = list(windows)
     widest = None if None in windows else max(window for window in windows if window is not None)
@@ -110,17 +109,17 @@ class _Piece:
     num_padding: int
 
 
-def _pieces(index: int, rows: RequestRows, block_size: int) -> list[_Piece]:
+def _pieces(index: int, rows: RequestRows, cache: PagedKVCache) -> list[_Piece]:
     """The rows of one request; padding of a prompt follows it as more rows, padding of a decode stands alone."""
     num_tokens = len(rows.token_ids)
     num_joined = rows.num_padding if num_tokens > 1 else 0
     span = Span(rows.first_position, num_tokens + num_joined, rows.block_ids)
     positions = rows.first_position + np.arange(span.num_rows)
-    kv_blocks = np.full(span.num_rows, NULL_BLOCK_ID, dtype=np.int64)
-    kv_blocks[:num_tokens] = rows.block_ids[positions[:num_tokens] // block_size]
+    kv_blocks = np.full(span.num_rows, cache.padding_block_id, dtype=np.int64)
+    kv_blocks[:num_tokens] = rows.block_ids[positions[:num_tokens] // cache.block_size]
     token_ids = [*rows.token_ids, *[_PADDING_TOKEN_ID] * num_joined]
     pieces = [_Piece(index, span, token_ids, positions, kv_blocks, rows.num_sampled, num_joined)]
-    null = np.array([NULL_BLOCK_ID], dtype=np.int64)
-    for _ in range(rows.num_padding - num_joined):
-        pieces.append(_Piece(index, Span(0, 1, null), [_PADDING_TOKEN_ID], np.zeros(1, dtype=np.int64), null, 0, 0))
+    block, position = np.array([cache.padding_block_id]), np.array([0])
+    alone = _Piece(index, Span(0, 1, block), [_PADDING_TOKEN_ID], position, block, 0, 0)
+    pieces += [alone] * (rows.num_padding - num_joined)
     return pieces

@@ -23,8 +23,9 @@ from headway.executors.torch.sampler import SampledToken, SamplingRow, sample
 class TorchExecutor(SynchronousExecutor):
     """Runs the model on KV tensors of its own.
 
-    Requests need `TokenContent`. What it keeps of a request is the block table and the seed. If a step raises,
-    nothing is lost: the same plan may be executed again, or the next one.
+    Requests need `TokenContent`. What is kept of a request is its block table, its seed, and the tokens it emitted that
+    its content does not have yet (with asynchronous scheduling the next plan comes before they are appended). If a
+    step raises, nothing is lost: the same plan may be executed again, or the next one.
 
     Args:
         model: the loaded model; several executors may share it.
@@ -71,11 +72,10 @@ class TorchExecutor(SynchronousExecutor):
             return
         for request_id in (*plan.released_ids, *(request.request_id for request in plan.preempted)):
             self._states.pop(request_id, None)
+        for request in (*plan.new, *plan.resumed):
+            self._states[request.request_id] = _RequestState(request.sampling.seed)
         for item in plan.scheduled:
-            state = self._states.get(item.request.request_id)
-            if state is None:
-                state = self._states[item.request.request_id] = _RequestState(item.request.sampling.seed)
-            state.append_blocks(item.new_block_ids)
+            self._states[item.request.request_id].append_blocks(item.new_block_ids)
         self._last_step_id = plan.step_id
 
     def _forward(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
@@ -86,11 +86,12 @@ class TorchExecutor(SynchronousExecutor):
     def _rows(self, item: ScheduledRequest) -> RequestRows:
         num_known = item.num_tokens - item.num_draft_tokens
         start = item.num_computed_tokens
-        known = _content(item.request).token_ids[start : start + num_known]
+        state = self._states[item.request.request_id]
+        known = state.known_tokens(item.request)[start : start + num_known]
         return RequestRows(
             token_ids=[*known, *_drafts(item)],
             first_position=start,
-            block_ids=self._states[item.request.request_id].block_ids,
+            block_ids=state.block_ids,
             num_sampled=item.num_draft_tokens + 1 if item.samples else 0,
             num_padding=item.num_padding_tokens,
         )
@@ -104,18 +105,20 @@ class TorchExecutor(SynchronousExecutor):
                 emissions.append(NOTHING)
                 continue
             stop = start + item.num_draft_tokens + 1
-            emissions.append(_accept(_drafts(item), sampled[start:stop]))
+            emission = _accept(_drafts(item), sampled[start:stop])
+            self._states[item.request.request_id].remember(item.request, emission.token_ids or ())
+            emissions.append(emission)
             start = stop
         return emissions
 
     def _sampling_rows(self, item: ScheduledRequest) -> list[SamplingRow]:
         """One row for the next token, and one more behind each draft, as if the drafts before it were accepted."""
         request, drafts = item.request, _drafts(item)
-        token_ids = _content(request).token_ids
-        seed = self._states[request.request_id].seed
+        state = self._states[request.request_id]
+        token_ids = state.known_tokens(request)
         histories = [token_ids, *([*token_ids, *drafts[: count + 1]] for count in range(len(drafts)))]
         return [
-            SamplingRow(request.sampling, history, request.num_prompt_tokens, request.stop_ids, seed)
+            SamplingRow(request.sampling, history, request.num_prompt_tokens, request.stop_ids, state.seed)
             for history in histories
         ]
 
@@ -123,12 +126,28 @@ class TorchExecutor(SynchronousExecutor):
 class _RequestState:
     """What is kept of a request between steps."""
 
-    __slots__ = ("_buffer", "_num_blocks", "seed")
+    __slots__ = ("_buffer", "_emitted", "_num_blocks", "_num_known", "seed")
 
     def __init__(self, seed: int | None) -> None:
         self.seed = secrets.randbits(63) if seed is None else seed
         self._buffer = np.empty(16, dtype=np.int64)
         self._num_blocks = 0
+        self._emitted: list[int] = []
+        self._num_known = 0
+        """Length of the sequence whose last tokens are `_emitted`."""
+
+    def known_tokens(self, request: Request) -> Sequence[int]:
+        """Prompt and outputs, those included that were emitted and are yet to be appended to the content."""
+        token_ids = _content(request).token_ids
+        num_missing = self._num_known - len(token_ids)
+        return [*token_ids, *self._emitted[-num_missing:]] if num_missing > 0 else token_ids
+
+    def remember(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Keep tokens just emitted until the content has them."""
+        num_appended = len(_content(request).token_ids)
+        num_missing = max(0, self._num_known - num_appended)
+        self._emitted = [*(self._emitted[-num_missing:] if num_missing else ()), *token_ids]
+        self._num_known = num_appended + len(self._emitted)
 
     @property
     def block_ids(self) -> Indices:

@@ -2,7 +2,7 @@
 
 A layer's tensor is [num_blocks, 2 (key, value), num_kv_heads, block_size, head_dim]: what one head reads of one block
 is contiguous, so a gather of whole (block, key or value, head) units lands in the layout that batched matrix products
-want. Block 0 is the null block: padding rows write there, and nobody reads it.
+want. One block more than the pool has takes what padding rows write, so that they disturb nobody.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PagedKVCache:
     """The KV tensors of all layers.
 
     Args:
-        num_blocks: the null block included.
+        num_blocks: size of the pool; block ids in tables run from 0 to num_blocks - 1.
         device, dtype: of the tensors.
     """
 
@@ -41,7 +41,8 @@ class PagedKVCache:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.device = device
-        shape = (num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim)
+        self.padding_block_id = num_blocks
+        shape = (num_layers, num_blocks + 1, 2, num_kv_heads, block_size, head_dim)
         self.layers = _zeros(shape, device, dtype).unbind()
         """One tensor a layer; see the module's docstring for its shape."""
         self._rows = [layer.view(-1, head_dim) for layer in self.layers]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from headway.config import ModelFacts
 from headway.errors import ConfigError
 from headway.executors.torch.checkpoint import locate_model, open_checkpoint
 from headway.executors.torch.spec import ModelSpec
@@ -45,6 +46,11 @@ class LoadedModel:
     def sliding_window(self) -> int | None:
         """See `ModelSpec.sliding_window`."""
         return self.spec.sliding_window
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What resolving engine options needs to know."""
+        return ModelFacts(self.max_model_len, self.kv_bytes_per_token, self.sliding_window)
 
     @property
     def vocab_size(self) -> int:

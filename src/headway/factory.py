@@ -82,7 +82,7 @@ def _refuse_corrupting(options: EngineOptions) -> None:
     sound = profile_for(options.engine_version).victim_handling in (VictimHandling.IGNORED, VictimHandling.UNDONE)
     if options.scheduling_policy == "priority" and not sound:
         raise ConfigError(
-            f"vLLM {options.engine_version} can compute into blocks that it gave away when priority scheduling preempts.",
+            f"vLLM {options.engine_version} can compute into blocks it gave away when priority scheduling preempts.",
             hint="A real model needs --engine-version 0.11.1 or later with --scheduling-policy priority.",
         )
 

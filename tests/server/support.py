@@ -91,7 +91,9 @@ class PromptedExecutor(SynchronousExecutor):
 
     def _emit(self, item: ScheduledRequest) -> Emission:
         request = item.request
-        script = self._scripts.setdefault(request.request_id, tuple(self.script(request)))
+        if request.request_id not in self._scripts:
+            self._scripts[request.request_id] = self.script(request)
+        script = self._scripts[request.request_id]
         token_id = script[request.num_output_tokens] if request.num_output_tokens < len(script) else EOS
         num_top = request.sampling.logprobs
         top = None if num_top is None else [Top(token_id, -0.5, [(token_id, -0.5), (33, float("-inf"))][:num_top])]

@@ -20,7 +20,7 @@ from headway.core.plan import RequestOutput
 from headway.core.request import FinishReason
 from headway.errors import EngineDeadError, HeadwayError, QueueFullError
 from headway.frontends.generation import Generation, LiveStream, RequestObserver, finished_record
-from headway.frontends.request_stream import Delta, GenerationRequest, ModelLimits, longest_sequence, open_stream
+from headway.frontends.request_stream import Delta, GenerationRequest, ModelLimits, open_stream
 from headway.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class AsyncEngine:
     ) -> None:
         self.engine = engine
         self.limits = limits
-        self.max_sequence_len = longest_sequence(engine, limits.max_model_len)
+        self.max_sequence_len = min(limits.max_model_len, engine.scheduler.longest_sequence)
         """Tokens (prompt + output) at which any request ends; below max_model_len if the KV cache is smaller."""
         self.max_queue = max_queue
         self._inbox = inbox

@@ -111,12 +111,16 @@ def open_stream(
         TokenContent(token_ids, limits.block_size, spec.cache_salt),
         len(token_ids),
         sampling,
-        longest_sequence(engine, limits.max_model_len),
+        min(limits.max_model_len, engine.scheduler.longest_sequence),
         eos_token_ids=limits.eos_token_ids,
         arrived_at=engine.clock.now(),
         priority=spec.priority,
     )
-    engine.check(request)
+    try:
+        engine.check(request)
+    except RequestError as error:
+        error.param = spec.prompt_param
+        raise
     detokenizer = IncrementalDetokenizer(
         tokenizer,
         stop=sampling.stop,
@@ -151,11 +155,3 @@ def check_prompt(token_ids: Sequence[int], limits: ModelLimits, param: str) -> N
             f"The prompt has token id {wrong}, but the vocabulary has ids 0 to {limits.vocab_size - 1}.",
             param=param,
         )
-
-
-def longest_sequence(engine: Engine, max_model_len: int) -> int:
-    """Tokens that one request alone can reach: one that outgrows the whole pool would wait for ever."""
-    kv = engine.scheduler.kv
-    if kv.peak_blocks(max_model_len) <= kv.pool.num_usable_blocks:
-        return max_model_len
-    return min(max_model_len, kv.pool.num_usable_blocks * kv.block_size)

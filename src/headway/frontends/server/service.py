@@ -24,6 +24,9 @@ _INLINE_CHARS = 4096
 """Longer texts are encoded in a thread, so that one long prompt does not hold up everybody's tokens."""
 
 
+_TEMPLATE_SWITCHES = ("add_generation_prompt", "continue_final_message")
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """One model behind HTTP."""
@@ -71,15 +74,16 @@ class Service:
         Raises:
             RequestError: the template, or a message, is not acceptable.
         """
-        continues = bool(continue_final_message)
-        opens = not continues if add_generation_prompt is None else add_generation_prompt
-        kwargs = {
-            **(template_kwargs or {}),
-            "add_generation_prompt": opens,
-            "continue_final_message": continues,
-        }
-        if template_kwargs and "tools" in template_kwargs:
-            raise RequestError("chat_template_kwargs may not set tools.", param="chat_template_kwargs")
+        kwargs = dict(template_kwargs or {})
+        if "tools" in kwargs or not all(type(kwargs.get(name, True)) is bool for name in _TEMPLATE_SWITCHES):
+            raise RequestError(
+                f"chat_template_kwargs may not set tools; {' and '.join(_TEMPLATE_SWITCHES)} must be true or false.",
+                param="chat_template_kwargs",
+            )
+        # As in vLLM, what chat_template_kwargs says of these two wins over the fields of the same name.
+        kwargs.setdefault("continue_final_message", bool(continue_final_message))
+        opens = not kwargs["continue_final_message"] if add_generation_prompt is None else add_generation_prompt
+        kwargs.setdefault("add_generation_prompt", opens)
         text = await asyncio.to_thread(self.chat_template.render, messages, **kwargs)
         return await self.encode(text, bool(add_special_tokens))
 

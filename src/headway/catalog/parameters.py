@@ -1,0 +1,203 @@
+"""Counting weights, by part and by GPU."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from headway.catalog.architecture import (
+    Attention,
+    CompressedAttention,
+    DenseFeedForward,
+    ExpertFeedForward,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mixer,
+    ModelArchitecture,
+    StateSpace,
+)
+from headway.catalog.dtypes import dtype_bytes
+from headway.catalog.quantization import Quantization, named_quantization
+from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Weights of one kind: split over the tensor-parallel group, or the same on each GPU."""
+
+    name: str
+    split: int
+    copied: int = 0
+    active: int | None = None
+    """How many one token touches; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCounts:
+    """Weights by part: embedding, head, attention, state, dense, experts, shared_experts, router, norms, …"""
+
+    by_part: Mapping[str, int]
+    total: int
+    active: int
+    """Touched by one token; the embedding table's other rows are left out, as model cards do for neither."""
+
+
+def count_parameters(model: ModelArchitecture) -> ParameterCounts:
+    """All weights of the language model, plus the vision tower where its size is known."""
+    parts: dict[str, int] = defaultdict(int)
+    active = 0
+    for part in all_parts(model, model.layers, first=True, last=True):
+        size = part.split + part.copied
+        parts[part.name] += size
+        active += size if part.active is None else part.active
+    return ParameterCounts(dict(parts), sum(parts.values()), active)
+
+
+def all_parts(model: ModelArchitecture, layers: Sequence[Layer], *, first: bool, last: bool) -> Iterator[Part]:
+    """Parts of a pipeline rank that holds `layers`; `first` has the embedding, `last` the head."""
+    table = model.vocab_size * model.hidden_size
+    if first or (last and model.tie_word_embeddings):
+        yield Part("embedding", table)
+    if first and model.vision_params:
+        yield Part("vision", 0, model.vision_params)
+    if first and model.extra_params:
+        yield Part("extra", model.extra_params)
+    if last and not model.tie_word_embeddings:
+        yield Part("head", table)
+    for layer in layers:
+        if layer.mixer is not None:
+            yield from mixer_parts(layer.mixer, model.hidden_size)
+        if layer.ffn is not None:
+            yield from ffn_parts(layer.ffn, model.hidden_size)
+        yield Part("norms", 0, 2 * model.hidden_size)
+
+
+def mixer_parts(mixer: Mixer, hidden: int) -> Iterator[Part]:
+    """Weights of an attention or recurrent layer."""
+    if isinstance(mixer, Attention):
+        q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads
+        outputs = q * (2 if mixer.output_gate else 1) + kv * (mixer.head_dim + mixer.v_head_dim)
+        split = hidden * outputs + mixer.num_heads * mixer.v_head_dim * hidden
+        bias = (outputs if mixer.qkv_bias else 0) + (hidden if mixer.output_bias else 0)
+        yield Part("attention", split)
+        if bias:
+            yield Part("bias", bias)
+    elif isinstance(mixer, LatentAttention):
+        yield from _latent_parts(mixer, hidden)
+    elif isinstance(mixer, StateSpace):
+        inner = mixer.num_value_heads * mixer.value_head_dim
+        inputs = mixer.conv_dim + inner + 2 * mixer.num_value_heads
+        yield Part("state", hidden * (inputs + inner))
+        yield Part("norms", mixer.conv_dim * mixer.conv_kernel + 3 * mixer.num_value_heads)
+    else:
+        assert isinstance(mixer, CompressedAttention)
+
+
+def _latent_parts(mixer: LatentAttention, hidden: int) -> Iterator[Part]:
+    qk = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
+    from_query = mixer.q_lora_rank or hidden
+    split = from_query * mixer.num_heads * qk
+    split += mixer.kv_lora_rank * mixer.num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+    split += mixer.num_heads * mixer.v_head_dim * hidden * (2 if mixer.output_gate else 1)
+    copied = hidden * (mixer.kv_lora_rank + mixer.qk_rope_head_dim)
+    copied += hidden * mixer.q_lora_rank if mixer.q_lora_rank else 0
+    yield Part("attention", split, copied)
+    if mixer.num_index_heads:
+        copied = from_query * mixer.num_index_heads * mixer.index_head_dim
+        copied += hidden * (mixer.index_head_dim + mixer.num_index_heads)
+        yield Part("attention", 0, copied)
+
+
+def ffn_parts(ffn: FeedForward, hidden: int) -> Iterator[Part]:
+    """Weights of a feed-forward part."""
+    matrices = 3 if ffn.gated else 2
+    if isinstance(ffn, DenseFeedForward):
+        yield Part("dense", matrices * hidden * ffn.intermediate_size)
+        return
+    assert isinstance(ffn, ExpertFeedForward)
+    one = matrices * (ffn.latent_size or hidden) * ffn.intermediate_size
+    yield Part("experts", ffn.num_experts * one, active=ffn.experts_per_token * one)
+    yield Part("router", 0, hidden * ffn.num_experts)
+    if ffn.shared_intermediate_size:
+        yield Part("shared_experts", matrices * hidden * ffn.shared_intermediate_size)
+    if ffn.dense_intermediate_size:
+        yield Part("dense", matrices * hidden * ffn.dense_intermediate_size)
+    if ffn.latent_size:
+        yield Part("shared_experts", 2 * hidden * ffn.latent_size)
+
+
+def resolve_quantization(model: ModelArchitecture, name: str | None) -> Quantization | None:
+    """The format by name, or the model's own for None.
+
+    Raises:
+        ConfigError: unknown, or a mixture whose size is not known.
+    """
+    chosen = model.quantization if name is None else named_quantization(name)
+    own = model.quantization
+    if chosen is not None and own is not None and chosen.method == own.method:
+        chosen = own
+    if chosen is not None and not chosen.is_modelled:
+        raise ConfigError(
+            f"{model.id} mixes weight formats ({chosen.method}); their size is not known.",
+            hint="Give the model's folder, so that the size is read from the files, or --model-weights-gib.",
+        )
+    if chosen is not None and chosen.method == "nvfp4" and chosen is not own and model.is_moe:
+        return Quantization("nvfp4", chosen.bits, ("experts",))
+    return chosen
+
+
+def rank_weight_bytes(
+    model: ModelArchitecture,
+    *,
+    quantization: str | None = None,
+    tp: int = 1,
+    ep: int | None = None,
+    layers: Sequence[Layer] | None = None,
+    first: bool = True,
+    last: bool = True,
+) -> int:
+    """Bytes of weights on one GPU: its share of `layers` (all by default) and of what the first and last rank add.
+
+    Args:
+        ep: GPUs that the experts are spread over, `tp` by default.
+
+    Raises:
+        ConfigError: the quantization is unknown or not modelled.
+    """
+    whole_model = layers is None or len(layers) == model.num_layers
+    if model.stored_bytes is not None and quantization is None and whole_model and (ep or tp) == tp:
+        return model.stored_bytes // tp
+    chosen = resolve_quantization(model, quantization)
+    wide = dtype_bytes(model.dtype)
+    total = 0.0
+    for part in all_parts(model, model.layers if layers is None else layers, first=first, last=last):
+        quantized = chosen is not None and part.name in chosen.parts
+        each = chosen.bits / 8 if chosen is not None and quantized else wide
+        gpus = (ep or tp) if part.name == "experts" else tp
+        total += (part.split / gpus + part.copied) * each
+    if chosen is not None and chosen.padding is not None:
+        total += _padding_bytes(model, chosen, model.layers if layers is None else layers, ep or tp, ep is not None)
+    return int(total)
+
+
+def _padding_bytes(
+    model: ModelArchitecture, quantization: Quantization, layers: Sequence[Layer], gpus: int, by_expert: bool
+) -> float:
+    """What a kernel adds by rounding an expert's share on one GPU up to its tile sizes."""
+    assert quantization.padding is not None
+    extra = 0.0
+    for layer in layers:
+        ffn = layer.ffn
+        if isinstance(ffn, ExpertFeedForward):
+            width = ffn.intermediate_size if by_expert else -(-ffn.intermediate_size // gpus)
+            experts = ffn.num_experts // gpus if by_expert else ffn.num_experts
+            padded = _round_up(width, quantization.padding[0]) * _round_up(model.hidden_size, quantization.padding[1])
+            exact = ffn.intermediate_size * model.hidden_size / (1 if by_expert else gpus)
+            extra += experts * (3 if ffn.gated else 2) * (padded - exact) * quantization.bits / 8
+    return extra
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

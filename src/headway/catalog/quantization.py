@@ -1,0 +1,137 @@
+"""How quantized weights are stored: bits for each weight, scales included, and which parts stay in 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.errors import ConfigError
+
+LINEAR_PARTS = ("attention", "dense", "experts", "shared_experts", "state")
+"""Parts made of matrix products. Embeddings, the head, routers and norms are not quantized unless said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """A weight format.
+
+    `bits` counts the scales' share. `padding` is (intermediate, hidden): what the kernel rounds an expert's matrices up
+    to. `is_modelled` is False for mixtures of formats, whose size must be read from the files.
+    """
+
+    method: str
+    bits: float
+    parts: tuple[str, ...] = LINEAR_PARTS
+    padding: tuple[int, int] | None = None
+    is_modelled: bool = True
+
+
+_INT4_GROUP_128 = 4 + (16 + 4) / 128
+"""A 16-bit scale and a 4-bit zero point for each 128 weights."""
+
+_METHODS: dict[str, Quantization] = {
+    "fp8": Quantization("fp8", 8.0),
+    "fbgemm_fp8": Quantization("fbgemm_fp8", 8.0),
+    "int8": Quantization("int8", 8.0),
+    "awq": Quantization("awq", _INT4_GROUP_128),
+    "gptq": Quantization("gptq", _INT4_GROUP_128),
+    "w4a16": Quantization("w4a16", _INT4_GROUP_128),
+    "bitsandbytes": Quantization("bitsandbytes", 4 + 32 / 64),
+    "nvfp4": Quantization("nvfp4", 4 + 8 / 16),
+    "mxfp4": Quantization("mxfp4", 4 + 8 / 32, ("experts",), (128, 256)),
+    "mixed": Quantization("mixed", 0.0, (), is_modelled=False),
+}
+"""Scale layouts are the formats' own definitions: OCP MX (32), NVFP4 (16), AutoAWQ/GPTQ group 128, bitsandbytes block 64.
+The padding of mxfp4 is that of vLLM's kernels for Hopper (intermediate to 128, hidden to 256)."""
+
+_ALIASES = {
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "modelopt": "fp8",
+    "modelopt_fp4": "nvfp4",
+    "gpt_oss_mxfp4": "mxfp4",
+    "gptq_int4": "gptq",
+    "int4": "w4a16",
+    "fp4": "nvfp4",
+    "w8a8": "int8",
+    "ptpc_fp8": "fp8",
+    "bnb": "bitsandbytes",
+}
+
+
+def named_quantization(name: str) -> Quantization | None:
+    """The format of a vLLM flag value such as `awq_marlin`; None for "none" (16 bits).
+
+    Raises:
+        ConfigError: not a known format.
+    """
+    key = name.lower().replace("-", "_")
+    key = _ALIASES.get(key, key)
+    if key in ("none", "auto", "bf16", "fp16", "bfloat16", "float16"):
+        return None
+    try:
+        return _METHODS[key]
+    except KeyError:
+        known = ", ".join(sorted({*_METHODS, *_ALIASES} - {"mixed"}))
+        raise ConfigError(f"Quantization {name!r} is unknown.", hint=f"Known: none, {known}.") from None
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """The format that a `quantization_config` describes; mixtures and unknown ones come back as not modelled."""
+    method = str(config.get("quant_method") or "").lower()
+    algorithm = str(config.get("quant_algo") or "").upper()
+    if algorithm in ("MIXED_PRECISION", "W4A8_AWQ"):
+        return _METHODS["mixed"]
+    if algorithm == "NVFP4":
+        return _without_excluded(_METHODS["nvfp4"], config)
+    if algorithm.startswith("FP8"):
+        return _without_excluded(_METHODS["fp8"], config)
+    if method == "compressed-tensors":
+        return _without_excluded(_compressed_tensors(config), config)
+    bits = int(config.get("bits") or config.get("w_bit") or 4)
+    if method in ("awq", "gptq", "auto-round", "auto_round"):
+        group = int(config.get("group_size") or config.get("q_group_size") or 128)
+        return Quantization(method, bits + (16 + bits) / group if group > 0 else float(bits))
+    if method == "bitsandbytes":
+        return Quantization(method, 8.0) if config.get("load_in_8bit") else _METHODS["bitsandbytes"]
+    if method in _METHODS:
+        return _without_excluded(_METHODS[method], config)
+    return Quantization(method or "unknown", 0.0, (), is_modelled=False)
+
+
+def _compressed_tensors(config: Mapping[str, Any]) -> Quantization:
+    groups = list((config.get("config_groups") or {}).values())
+    if len(groups) != 1 or not isinstance(groups[0].get("weights"), Mapping):
+        return Quantization("compressed-tensors", 0.0, (), is_modelled=False)
+    weights = groups[0]["weights"]
+    bits = float(weights.get("num_bits") or 8)
+    layout = str(groups[0].get("format") or config.get("format") or "")
+    if layout.startswith("nvfp4"):
+        return _METHODS["nvfp4"]
+    group = weights.get("group_size")
+    if group and int(group) > 0:
+        bits += (8 if layout.startswith("mxfp4") else 16) / int(group)
+    return Quantization("compressed-tensors", bits)
+
+
+def _without_excluded(quantization: Quantization, config: Mapping[str, Any]) -> Quantization:
+    """Drop parts that the configuration leaves in 16 bits."""
+    patterns = [
+        str(item)
+        for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
+        for item in config.get(key) or ()
+    ]
+    if not patterns or not quantization.parts:
+        return quantization
+    dropped: set[str] = set()
+    for pattern in patterns:
+        text = pattern.removesuffix("*").removesuffix(".").lower()
+        if text.endswith("self_attn") or "self_attn.q_proj" in text or "self_attn.(q" in text:
+            dropped.add("attention")
+        if text.endswith("linear_attn") or "linear_attn." in text or text.endswith("mixer"):
+            dropped.add("state")
+        if "shared_expert" in text and "gate" not in text.rsplit(".", 1)[-1]:
+            dropped.add("shared_experts")
+    parts = tuple(part for part in quantization.parts if part not in dropped)
+    return Quantization(quantization.method, quantization.bits, parts, quantization.padding)

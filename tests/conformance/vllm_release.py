@@ -57,6 +57,17 @@ _MODEL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_UNUSED_BY_REQUESTS = (
+    "pooling_params",
+    "mm_features",
+    "eos_token_id",
+    "lora_request",
+    "prompt",
+    "multi_modal_inputs",
+    "multi_modal_hashes",
+    "multi_modal_placeholders",
+    "multi_modal_kwargs",
+)
 _QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
@@ -259,9 +270,7 @@ class Release:
             "cache_salt": row.get("cache_salt"),
             "client_index": 0,
         }
-        unused = ("pooling_params", "mm_features", "eos_token_id", "lora_request", "prompt")
-        unused += ("multi_modal_inputs", "multi_modal_hashes", "multi_modal_placeholders", "multi_modal_kwargs")
-        arguments |= dict.fromkeys(unused)
+        arguments |= dict.fromkeys(_UNUSED_BY_REQUESTS)
         if hasattr(self.kv_utils, "get_request_block_hasher"):
             arguments["block_hasher"] = self.kv_utils.get_request_block_hasher(block_size, self.hash)
         kind = self.requests.Request
@@ -312,12 +321,12 @@ def _tolerate_new_transformers(number: tuple[int, ...]) -> None:
 
 def _inspect_models_in_process() -> None:
     """The subprocess in which model classes are looked at would lack the patches above."""
-    registry = importlib.import_module("vllm.model_executor.models.registry")
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda function: function()
 
 
 def _settle_on_cpu() -> None:
     """Unpacked sources carry no package metadata, so vLLM cannot tell its platform."""
-    platforms = importlib.import_module("vllm.platforms")
+    platforms: Any = importlib.import_module("vllm.platforms")
     if getattr(platforms.current_platform, "device_type", None) != "cpu":
         platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()

@@ -1,0 +1,72 @@
+"""Step logs recorded from real vLLM releases, replayed through our scheduler without vLLM."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from headway.steplog import run_workload
+from tests.conformance.comparison import first_golden_difference
+from tests.conformance.golden import VERSIONS, condense, load
+from tests.shared_data import shared_path
+
+SYNC_VERSIONS = ("0.8.5", "0.10.2", "0.11.2", "0.12.0", "0.18.0", "0.23.0", "0.30.0", "0.32.0", "0.33.0")
+ASYNC_VERSIONS = ("0.18.0", "0.23.0", "0.32.0", "0.33.0")
+SHARED = [("sync", version) for version in SYNC_VERSIONS] + [("async", version) for version in ASYNC_VERSIONS]
+
+
+def read_lines(name: str) -> list[dict[str, Any]]:
+    with gzip.open(shared_path(f"oracle/golden/{name}.jsonl.gz"), "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(scope="module")
+def own_goldens() -> list[dict[str, Any]]:
+    return load()
+
+
+@pytest.mark.parametrize(("kind", "version"), SHARED)
+def test_shared_golden_replays_without_difference(kind: str, version: str) -> None:
+    """Fields and steps that the shared golden holds; before 0.12.0 it does not know the order of preemptions."""
+    workloads = {line["name"]: line["workload"] for line in read_lines(f"workloads_{kind}")}
+    goldens = read_lines(f"{kind}_{version}")
+    assert len(goldens) == len(workloads)
+    ordered = tuple(int(part) for part in version.split(".")) >= (0, 12)
+    for golden in goldens:
+        records = run_workload(workloads[golden["name"]], version)
+        difference = first_golden_difference(golden, records, ordered=ordered)
+        assert difference is None, f"{golden['name']} under {version}: {difference}"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_own_golden_replays_without_difference(version: str, own_goldens: list[dict[str, Any]]) -> None:
+    """Every step, in the fields kept, in order; a crash of that release is a crash here."""
+    num_compared = 0
+    for line in own_goldens:
+        for log in line["logs"]:
+            if version in log["versions"]:
+                ours = condense(run_workload(line["workload"], version))
+                expected = {name: value for name, value in log.items() if name != "versions"}
+                assert json.loads(json.dumps(ours)) == expected, f"{line['name']} under {version}"
+                num_compared += 1
+    assert num_compared >= 30, f"only {num_compared} logs of {version}"
+
+
+def test_own_goldens_tell_releases_apart(own_goldens: list[dict[str, Any]]) -> None:
+    """The goldens are worth something only if a profile of a neighbouring release would not replay them."""
+    same = [
+        (earlier, later)
+        for earlier, later in zip(VERSIONS, VERSIONS[1:], strict=False)
+        if all(
+            any({earlier, later} <= set(log["versions"]) for log in line["logs"])
+            or not any(earlier in log["versions"] for log in line["logs"])
+            for line in own_goldens
+        )
+    ]
+    assert same == KNOWN_TO_DECIDE_ALIKE
+
+
+KNOWN_TO_DECIDE_ALIKE: list[tuple[str, str]] = []

@@ -204,6 +204,15 @@ class Answer(NamedTuple):
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+def read_until(raw: socket.socket, *markers: bytes, received: bytes = b"") -> bytes:
+    """Read until one of the markers has come; everything read, `received` first."""
+    while not any(marker in received for marker in markers):
+        chunk = raw.recv(65536)
+        assert chunk, f"the connection ended before {markers}: {received[-300:]!r}"
+        received += chunk
+    return received
+
+
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Wait for a condition; fail if it never comes."""
     pause = threading.Event()

@@ -141,8 +141,8 @@ def test_sampling_settings_reach_the_engine_under_their_own_names() -> None:
     (request,) = seen
     assert {name: getattr(request.sampling, name) for name in settings} == settings
     assert request.sampling.logit_bias == {5: -100.0}
-    assert request.sampling.allowed_token_ids == {1, 2}
-    assert request.sampling.stop_token_ids == {3} and request.priority == -4
+    assert request.sampling.allowed_token_ids == frozenset({1, 2})
+    assert request.sampling.stop_token_ids == frozenset({3}) and request.priority == -4
 
 
 def test_the_clients_request_id_becomes_the_response_id() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.config import ServerOptions
 from headway.frontends.server.body import MAX_BODY_BYTES, UNSUPPORTED_FIELDS
 from headway.frontends.server.protocol import ChatBody, CompletionBody
-from tests.server.support import MODEL, LiveServer, eventually, says, serving
+from tests.server.support import MODEL, LiveServer, eventually, read_until, says, serving
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -151,7 +151,7 @@ def test_a_logit_bias_outside_the_vocabulary_is_refused_and_harms_nobody(server:
         for bias in ({"191222": -100, "99999": 5}, {"-1": 1}):
             answer = server.post(CHAT, messages=HI, logit_bias=bias)
             assert answer.status == 400 and answer.error["param"] == "logit_bias"
-        assert b"200 OK" in raw.recv(65536)
+        read_until(raw, b"200 OK")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_body_must_be_declared_as_json(server: LiveServer) -> None:
 
 def test_a_body_that_is_too_long_is_refused_unread(server: LiveServer) -> None:
     with server.connect(TEXT, {"prompt": "warm up"}) as raw:
-        assert b"200 OK" in raw.recv(65536)
+        read_until(raw, b"200 OK")
     answer = server.call("POST", TEXT, b"", {"Content-Length": str(MAX_BODY_BYTES + 1)})
     assert answer.status == 413 and answer.error["type"] == "invalid_request_error"
 
@@ -227,7 +227,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
         live.executor.gate.set()
         for raw in raws:
             with raw:
-                assert b"200 OK" in raw.recv(65536)
+                read_until(raw, b"200 OK")
         assert live.post(TEXT, prompt="a").status == 200
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from headway.config import ServerOptions
 from headway.core.request import Request
-from tests.server.support import EOS, MODEL, LiveServer, endless, eventually, prompt_text, says, serving
+from tests.server.support import EOS, MODEL, LiveServer, endless, eventually, prompt_text, read_until, says, serving
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -176,8 +176,7 @@ def test_comments_keep_an_idle_stream_open() -> None:
             while received.count(b": keep-alive\n\n") < 3:
                 received += raw.recv(4096)
             server.executor.gate.set()
-            while not received.endswith(b"\r\n0\r\n\r\n"):
-                received += raw.recv(4096)
+            received = read_until(raw, b"\r\n0\r\n\r\n", received=received)
         assert b"data: [DONE]\n\n" in received
 
 
@@ -187,8 +186,7 @@ def test_a_failure_under_way_is_told_in_the_stream_and_done_follows() -> None:
             received = raw.recv(4096)
             eventually(lambda: server.engine.stats.num_generation_tokens > 0)
             server.executor.failure = RuntimeError("out of memory")
-            while not received.endswith(b"\r\n0\r\n\r\n"):
-                received += raw.recv(65536)
+            received = read_until(raw, b"\r\n0\r\n\r\n", received=received)
         events = [line for line in received.split(b"\r\n") if line.startswith(b"data: ")]
         assert b'{"error":{"message":"The engine failed while working on this request' in events[-1]
         assert events[-1].endswith(b"data: [DONE]\n\n")

@@ -26,12 +26,15 @@ def bind(host: str, port: int) -> socket.socket:
     """
     if not 0 <= port <= 65535:
         raise ConfigError(f"port must be between 0 and 65535, not {port}.")
+    listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
+        if listener is not None:
+            listener.close()
         raise ConfigError(
             f"Cannot listen on {host} port {port}: {error.strerror or error}.", hint="Choose another --port or --host."
         ) from None

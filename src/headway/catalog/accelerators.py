@@ -27,8 +27,8 @@ _LABEL_SHARE = {"nvidia": (0.92, 0.985, 1.0), "amd": (0.98, 1.0, 1.0)}
 class Accelerator:
     """One kind of GPU or other accelerator.
 
-    `dense_tflops` is by number format ("bf16", "fp16", "fp8", "fp4", "int8"), without sparsity. `link_gbps` is one GPU's
-    bandwidth to its peers in one direction, over `link_kind`, within a group of `link_world`. `uncited` names the
+    `dense_tflops` is by number format ("bf16", "fp16", "fp8", "fp4", "int8"), without sparsity. `link_gbps` is one
+    GPU's bandwidth to its peers in one direction, over `link_kind`, within a group of `link_world`. `uncited` names the
     figures that were not read in a source: usable for a rough answer, not to be quoted.
     """
 

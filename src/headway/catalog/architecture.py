@@ -1,7 +1,7 @@
 """What a language model is made of: enough to count its weights, its KV cache and the work of a step.
 
-Layers are listed one by one, each a mixer (attention of some kind, or a recurrent state) and a feed-forward part, either
-of which may be missing. Equal parts are the same object.
+Layers are listed one by one, each a mixer (attention of some kind, or a recurrent state) and a feed-forward part,
+either of which may be missing. Equal parts are the same object.
 """
 
 from __future__ import annotations

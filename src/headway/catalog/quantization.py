@@ -42,7 +42,7 @@ _METHODS: dict[str, Quantization] = {
     "mxfp4": Quantization("mxfp4", 4 + 8 / 32, ("experts",), (128, 256)),
     "mixed": Quantization("mixed", 0.0, (), is_modelled=False),
 }
-"""Scale layouts are the formats' own definitions: OCP MX (32), NVFP4 (16), AutoAWQ/GPTQ group 128, bitsandbytes block 64.
+"""Scale layouts are the formats' own: OCP MX (32), NVFP4 (16), AutoAWQ and GPTQ group 128, bitsandbytes block 64.
 The padding of mxfp4 is that of vLLM's kernels for Hopper (intermediate to 128, hidden to 256)."""
 
 _ALIASES = {
@@ -129,7 +129,7 @@ def _without_excluded(quantization: Quantization, config: Mapping[str, Any]) -> 
         text = pattern.removesuffix("*").removesuffix(".").lower()
         if text.endswith("self_attn") or "self_attn.q_proj" in text or "self_attn.(q" in text:
             dropped.add("attention")
-        if text.endswith("linear_attn") or "linear_attn." in text or text.endswith("mixer"):
+        if text.endswith(("linear_attn", "mixer")) or "linear_attn." in text:
             dropped.add("state")
         if "shared_expert" in text and "gate" not in text.rsplit(".", 1)[-1]:
             dropped.add("shared_experts")

@@ -115,13 +115,20 @@ class Tokenizer:
             if not beside.is_file():
                 raise
             backend = _load_backend(beside)
-        return cls(
+        tokenizer = cls(
             backend,
             bos_token_id=vocabulary.bos_token_id,
             eos_token_ids=vocabulary.eos_token_ids,
             chat_template=vocabulary.chat_template,
             eos_token_id=vocabulary.eos_token_ids[0] if vocabulary.eos_token_ids else None,
         )
+        if tokenizer.vocab_size > len(vocabulary.tokens):
+            raise ModelLoadError(
+                f"{beside} has ids up to {tokenizer.vocab_size - 1}, but the model's vocabulary ends at "
+                f"{len(vocabulary.tokens) - 1}.",
+                hint="It belongs to another model.",
+            )
+        return tokenizer
 
     @classmethod
     def _from_parts(

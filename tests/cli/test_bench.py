@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,7 +98,7 @@ def test_the_table_has_every_policy_and_what_was_resolved() -> None:
         assert text in output
     assert "KV cache" in output and "step budget" in output and "default on a CPU" in output
     assert "under continuous" in output and "2,048 tokens" in output
-    assert "70% of" in output and "measured under chunked" in output
+    assert "70% of the capacity under chunked" in output
     assert "naive and static reserve 2,048 tokens for each request" in output
 
 
@@ -157,7 +159,7 @@ def test_files_are_written_where_asked(tmp_path: Path) -> None:
     result = run("--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.svg"), "--capacity", "4")
     assert json.loads((tmp_path / "out.json").read_text())[0]["policy"] == "naive"
     svg = (tmp_path / "out.svg").read_text()
-    assert "tiny, generated: 40 requests" in svg and "70% of 4.00 requests/s (given)" in svg
+    assert "tiny, generated: 40 requests" in svg and "70% of the capacity given, 4.00 requests/s" in svg
     assert "out.svg" in result.output.replace("\n", "")
 
 
@@ -207,3 +209,12 @@ def test_workloads_that_cannot_work_are_refused(arguments: list[str], message: s
     error = run(*arguments, fails=True).exception
     assert isinstance(error, WorkloadError) and message in str(error)
     assert isinstance(error, HeadwayError) and error.exit_code == 2
+
+
+def test_help_needs_neither_torch_nor_numpy_nor_rich() -> None:
+    script = (
+        "import sys, headway.cli.bench, headway.frontends.replay, headway.frontends.comparison, headway.report;"
+        "print(sorted({'torch', 'numpy', 'rich', 'headway.factory'} & sys.modules.keys()))"
+    )
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert output.strip() == "[]"

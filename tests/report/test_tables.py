@@ -6,8 +6,7 @@ import io
 import re
 
 import pytest
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from headway.report.tables import SERVING_METRICS, comparison_table, facts_table, format_number
 
@@ -17,7 +16,7 @@ RESULTS = {
 }
 
 
-def render(table: Table, *, colour: bool = False) -> str:
+def render(table: RenderableType, *, colour: bool = False) -> str:
     stream = io.StringIO()
     Console(file=stream, width=100, force_terminal=colour, color_system="standard" if colour else None).print(table)
     return stream.getvalue()
@@ -47,6 +46,11 @@ def test_a_comparison_has_a_column_a_result_and_a_line_a_metric() -> None:
     assert ["ITL", "p99,", "ms", "33.1", "193"] in lines
     assert ["KV", "waste", "mean", "91.0%", "2.9%"] in lines
     assert ["Preemptions", "0", "1,234"] in lines
+
+
+def test_a_title_wider_than_the_table_stays_on_one_line() -> None:
+    title = "a title that is wider than two narrow columns"
+    assert render(comparison_table(title, {"x": {"output_throughput": 1.0}})).splitlines()[0].rstrip() == title
 
 
 def test_lines_without_any_value_are_left_out_and_single_gaps_are_dashes() -> None:

@@ -172,8 +172,8 @@ class BenchRun:
         shown = "all at once" if rate == float("inf") else f"{format_number(rate)} requests/s"
         if options.effective_load is not None:
             assert self._capacity is not None
-            measured = "given" if options.capacity is not None else f"measured under {CAPACITY_POLICY}, all at once"
-            why = f"{options.effective_load:.0%} of {format_number(self._capacity)} requests/s ({measured})"
+            origin = "given" if options.capacity is not None else f"under {CAPACITY_POLICY}"
+            why = f"{options.effective_load:.0%} of the capacity {origin}, {format_number(self._capacity)} requests/s"
             return shown, f"open loop; {why}"
         return shown, "open loop; as recorded" if options.as_recorded else "open loop; given"
 
@@ -210,7 +210,7 @@ class BenchRun:
         divided = f"lengths ÷ {self._options.divisor:g} · " if self._options.divisor != 1 else ""
         shown, why = self._arrivals()
         threads = self._engine_options.num_threads or os.cpu_count()
-        return f"{divided}{shown} ({why}) · {threads} CPU threads"
+        return f"{divided}{shown}, {why} · {threads} CPU thread{'s' if threads != 1 else ''}"
 
     def _expected_waste(self) -> float:
         return expected_reservation_waste(self._workload.requests, self._config.scheduler.max_model_len)

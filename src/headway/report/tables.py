@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -43,12 +44,12 @@ SERVING_METRICS = (
 
 def comparison_table(
     title: str, results: Mapping[str, Mapping[str, Any]], metrics: Sequence[Metric] = SERVING_METRICS
-) -> Table:
+) -> Group:
     """Results side by side: a column each, a line a metric, the best value of a line in bold.
 
     A line that no result has a value for is left out.
     """
-    table = new_table(title)
+    table = new_table()
     table.add_column("", style="dim")
     for name in results:
         table.add_column(name, justify="right")
@@ -62,30 +63,28 @@ def comparison_table(
             for value in values
         ]
         table.add_row(f"{metric.label}, ms" if metric.unit == "ms" else metric.label, *cells)
-    return table
+    return _titled(title, table)
 
 
-def facts_table(title: str, facts: Iterable[tuple[str, str, str]]) -> Table:
+def facts_table(title: str, facts: Iterable[tuple[str, str, str]]) -> Group:
     """Lines of (name, value, why): what was resolved before a run, and the reason."""
-    table = new_table(title, show_header=False)
+    table = new_table(show_header=False)
     table.add_column("name", style="dim")
     table.add_column("value")
     table.add_column("why", style="dim", overflow="fold")
     for fact in facts:
         table.add_row(*map(Text, fact))
-    return table
+    return _titled(title, table)
 
 
-def new_table(title: str, *, show_header: bool = True) -> Table:
+def new_table(*, show_header: bool = True) -> Table:
     """An empty table in the house style."""
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        show_header=show_header,
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    return Table(show_header=show_header, box=None, padding=(0, 2, 0, 0))
+
+
+def _titled(title: str, table: Table) -> Group:
+    # Not the table's own title, which would wrap at the width of its columns.
+    return Group(Text(title, style="bold"), table) if title else Group(table)
 
 
 def format_value(value: float | None, metric: Metric) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import ServerOptions
@@ -267,7 +267,6 @@ JSON = st.recursive(
 NAMES = st.sampled_from(sorted({*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__, *UNSUPPORTED_FIELDS}))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(path=st.sampled_from([CHAT, TEXT, "/tokenize", "/detokenize"]), body=st.dictionaries(NAMES, JSON, max_size=4))
 def test_no_body_gets_a_server_error(server: LiveServer, path: str, body: dict[str, Any]) -> None:
     base = {"messages": HI} if path == CHAT else {"prompt": "a"} if path == TEXT else {}
@@ -277,7 +276,6 @@ def test_no_body_gets_a_server_error(server: LiveServer, path: str, body: dict[s
         assert answer.status == 200 or answer.error["message"]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.binary(max_size=60))
 def test_no_bytes_get_a_server_error(server: LiveServer, data: bytes) -> None:
     assert server.call("POST", CHAT, data).status == 400

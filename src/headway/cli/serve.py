@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import shlex
+from typing import Any
 
 import click
 
 from headway.cli.options import options_from, options_of
 from headway.config import EngineConfig, EngineOptions, ServerOptions
-
-if TYPE_CHECKING:
-    from headway.factory import Model
 
 
 @click.command()
@@ -85,12 +84,10 @@ def _because(config: EngineConfig, name: str) -> str:
 
 
 def _curl(model_name: str, url: str, needs_key: bool) -> str:
-    key = " -H 'Authorization: Bearer '$HEADWAY_API_KEY" if needs_key else ""
-    body = (
-        f'{{"model": "{model_name}", "stream": true, '
-        '"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
-    )
-    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    key = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if needs_key else ""
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = shlex.quote(json.dumps({"model": model_name, "stream": True, "messages": [question]}))
+    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
 
 
 def _check_extra() -> None:

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from headway.core.arrivals import Arrival, Finish, Inbox
@@ -122,7 +122,7 @@ class AsyncEngine:
         self._idle.clear()
         return generation
 
-    async def generate(self, spec: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(self, spec: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Outputs of one request; closing the iterator, or cancelling its task, aborts the request.
 
         Raises:

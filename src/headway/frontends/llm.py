@@ -215,6 +215,6 @@ def _bar(total: int, show: bool) -> Iterator[Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("Generating", total=total)
         yield lambda: bar.advance(task)

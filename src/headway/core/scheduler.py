@@ -512,7 +512,9 @@ class Scheduler:
         assert len(self.running) + len(waiting) == len(self.requests), "a request is lost or counted twice"
         for request in self.running:
             assert request.status is RequestStatus.RUNNING and self.requests[request.request_id] is request
-            assert request.num_computed_tokens <= request.num_tokens + request.num_output_placeholders, (
+            num_unverified = self.config.num_speculative_tokens if request.num_in_flight_tokens else 0
+            num_expected = request.num_tokens + request.num_output_placeholders + num_unverified
+            assert request.num_computed_tokens <= num_expected, (
                 f"{request} computed tokens that do not exist"
             )
             assert request.num_in_flight_tokens >= request.num_stale_tokens >= 0

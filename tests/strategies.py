@@ -80,21 +80,24 @@ class RequestSpec:
 
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
-    """Small schedulers of every policy, queue order and depth, with tight pools and every feature now and then.
+    """Small schedulers of every policy and queue order, with up to three steps in flight, tight pools and every feature
+
+    now and then.
 
     Releases before 0.27 re-issue tokens of requests preempted in flight, and 0.9.2 to 0.11.0 mishandle priority
     victims: the former are drawn without overlap, the latter are left to the conformance tests.
     """
-    depth = draw(st.sampled_from([1, 1, 2]))
+    depth = draw(st.sampled_from([1, 1, 2, 2, 3]))
     versions = ["0.32.0", "0.33.0", "0.27.0"] if depth > 1 else ["0.32.0", "0.33.0", "0.24.0", "0.19.0", "0.8.5"]
     num_drafts = draw(st.sampled_from([0, 0, 1, 3]))
-    max_model_len = draw(st.integers(4, 40))
+    max_model_len = draw(st.integers(6, 40))
     block_size = draw(st.integers(1, 5))
     policy = draw(st.sampled_from(["chunked", "chunked", "continuous", "static", "naive"]))
     most_blocks = -(-max_model_len // block_size)
-    least = most_blocks if policy in ("static", "naive") else 1
+    reserves = policy in ("static", "naive")
+    least, most = (most_blocks, 3 * most_blocks) if reserves else (1, most_blocks + most_blocks // 2)
     scheduler = SchedulerConfig(
-        max_num_seqs=draw(st.integers(1, 5)),
+        max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1 + num_drafts, 32)),
         max_model_len=max_model_len,
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
@@ -107,7 +110,7 @@ def setups(draw: st.DrawFn) -> Setup:
         num_speculative_tokens=num_drafts,
     )
     cache = CacheConfig(
-        num_blocks=1 + draw(st.integers(least, 2 * most_blocks)),
+        num_blocks=1 + draw(st.integers(least, most)),
         block_size=block_size,
         enable_prefix_caching=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.1])),
@@ -131,8 +134,8 @@ def request_specs(max_prompt_len: int) -> st.SearchStrategy[RequestSpec]:
     return st.builds(
         RequestSpec,
         prompt=prompts(max_prompt_len),
-        max_tokens=st.one_of(st.integers(1, 12), st.none()),
-        eos_at=st.one_of(st.none(), st.integers(0, 20)),
+        max_tokens=st.one_of(st.none(), st.integers(1, 20)),
+        eos_at=st.one_of(st.none(), st.none(), st.integers(0, 20)),
         priority=st.integers(0, 2),
         salt=st.sampled_from([None, None, "s"]),
     )

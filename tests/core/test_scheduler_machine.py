@@ -43,7 +43,7 @@ class _Before:
 
 
 class SchedulerMachine(CountedMachine):
-    """Requests arrive, run, are preempted, aborted and ended from outside, with up to two steps in flight."""
+    """Requests arrive, run, are preempted, aborted and ended from outside, with up to three steps in flight."""
 
     @initialize(setup=setups())
     def set_up(self, setup: Setup) -> None:
@@ -61,8 +61,12 @@ class SchedulerMachine(CountedMachine):
 
     # ------------------------------------------------------------------ rules
 
-    @rule(spec=request_specs(30))
-    def arrive(self, spec: RequestSpec) -> None:
+    @rule(specs=st.lists(request_specs(30), min_size=1, max_size=4))
+    def arrive(self, specs: list[RequestSpec]) -> None:
+        for spec in specs:
+            self._arrive(spec)
+
+    def _arrive(self, spec: RequestSpec) -> None:
         limit = self.scheduler.config.max_model_len
         spec = replace(spec, prompt=spec.prompt[: limit - 1])
         index = len(self.delivered)

@@ -56,6 +56,7 @@ class Engine:
         self._max_in_flight = max_in_flight
         self._in_flight: deque[tuple[StepPlan, Any, float]] = deque()
         self._free_at = 0.0
+        self._host_free_at = 0.0
 
     @property
     def stats(self) -> SchedulerStats:
@@ -78,6 +79,9 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One iteration. Returns the outputs of the step that ended in it, if one did."""
         self._take(self.source.due(self.clock.now(), self.num_steps))
+        return self._advance()
+
+    def _advance(self) -> list[RequestOutput]:
         if self.scheduler.has_requests:
             self._submit()
         if len(self._in_flight) >= self._max_in_flight or (self._in_flight and not self.scheduler.has_requests):
@@ -130,7 +134,7 @@ class Engine:
         self.num_steps += 1
         self._tell(StepScheduled(now, plan))
         # A step that only preempts is progress (what it freed is given out next), and `released_ids` must not be lost.
-        if plan.scheduled or plan.preempted or plan.released_ids or self._in_flight:
+        if plan.scheduled or plan.lockstep or plan.preempted or plan.released_ids or self._in_flight:
             self._in_flight.append((plan, self.executor.submit(plan), now))
         else:
             self._idle_or_stalled()
@@ -148,7 +152,8 @@ class Engine:
     def _collect(self) -> list[RequestOutput]:
         plan, ticket, submitted_at = self._in_flight.popleft()
         result: StepResult = self.executor.collect(ticket)
-        started_at = max(submitted_at, self._free_at)
+        self._host_free_at = max(submitted_at, self._host_free_at) + result.host_s
+        started_at = max(self._host_free_at, self._free_at)
         self._free_at = started_at + result.duration_s
         self.clock.finish_step(started_at, result.duration_s)
         now = self.clock.now()

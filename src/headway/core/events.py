@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.core.plan import RequestOutput, StepPlan, StepResult
+from headway.core.plan import RequestOutput, StepPlan, StepResult, Stride
 from headway.core.request import Request
 
 
@@ -44,6 +44,15 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class StrideFinished:
+    """Fast-forward took many like steps at once; no StepScheduled and StepFinished are told for them."""
+
+    ends_at: list[float]
+    """Instants at which a step ended: one for each that the stride took."""
+    stride: Stride
+
+
+@dataclass(frozen=True, slots=True)
 class RequestEnded:
     """A request was ended from outside: aborted, or stopped by its frontend."""
 
@@ -51,4 +60,4 @@ class RequestEnded:
     request: Request
 
 
-Event = RequestArrived | RequestRefused | StepScheduled | StepFinished | RequestEnded
+Event = RequestArrived | RequestRefused | StepScheduled | StepFinished | StrideFinished | RequestEnded

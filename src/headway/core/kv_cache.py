@@ -76,6 +76,16 @@ class KVCacheManager:
             num_tokens = min(self._window - 1 + max_in_flight_tokens, max_model_len)
             self._window_cap = -(-num_tokens // self.block_size) + 1
 
+    @property
+    def has_window(self) -> bool:
+        """Whether blocks are returned as they leave a sliding window."""
+        return self._window is not None
+
+    @property
+    def most_blocks_per_token(self) -> int:
+        """Most blocks that a running request takes when it needs one more slot."""
+        return 1 + self._num_preallocated_blocks
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
@@ -247,9 +257,13 @@ class KVCacheManager:
         if returned:
             self.pool.free(returned)
 
-    def usage_by(self, running: Iterable[Request]) -> KvUsage:
-        """Reserved and used slots, `running` being all requests that hold blocks. O(requests)."""
-        num_computed = num_references = 0
+    def usage_by(self, running: Iterable[Request], held: tuple[int, int] = (0, 0)) -> KvUsage:
+        """Reserved and used slots, `running` being all requests that hold blocks. O(requests).
+
+        Args:
+            held: computed tokens and table entries of others that hold blocks, summed.
+        """
+        num_computed, num_references = held
         for request in running:
             num_computed += request.num_computed_tokens
             num_references += len(request.block_table)

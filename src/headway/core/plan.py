@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.core.request import FinishReason, Request
+
+if TYPE_CHECKING:
+    from headway.core.blocks import Block
 
 
 class ScheduledRequest(NamedTuple):
@@ -28,6 +31,27 @@ class ScheduledRequest(NamedTuple):
     samples: bool
 
 
+AddedBlocks = tuple[int, Request, "Sequence[Block]"]
+"""(step_id, request, blocks appended to its table in that step)."""
+
+
+class LockstepRun:
+    """Fast-forward: the requests that decode one token each in this step, as a group (see `headway.core.stride`)."""
+
+    __slots__ = ("added", "items", "num_context_tokens", "num_padding_tokens", "num_requests", "step_id")
+
+    def __init__(self, step_id: int, num_requests: int, num_context_tokens: int, added: Sequence[AddedBlocks]) -> None:
+        self.step_id = step_id
+        self.num_requests = num_requests
+        self.num_context_tokens = num_context_tokens
+        """Tokens attended to, the new ones included, summed over the requests."""
+        self.added = added
+        self.num_padding_tokens = 0
+        """Extra rows that the policy asks for."""
+        self.items: list[ScheduledRequest] | None = None
+        """The same as ordinary items, if the group was dissolved while the step was in flight."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one iteration runs. `scheduled` is in vLLM's order: running requests first, then admitted ones."""
@@ -43,7 +67,9 @@ class StepPlan:
     released_ids: Sequence[str]
     """Requests that finished since the last plan; executors drop their state."""
     num_tokens: int
-    """Sum of num_tokens over `scheduled`, padding excluded."""
+    """Sum of num_tokens over `scheduled` and `lockstep`, padding excluded."""
+    lockstep: LockstepRun | None = None
+    """Fast-forward only: requests ahead of `scheduled` that decode one token each, as a group."""
 
 
 class Emission(NamedTuple):
@@ -62,6 +88,8 @@ class Emission(NamedTuple):
 
 
 NOTHING = Emission(0)
+ONE_TOKEN = Emission(1)
+"""In simulation: one token, and not the end as far as the workload knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +101,9 @@ class StepResult:
     duration_s: float
     """Measured, or predicted by a latency oracle."""
     provenance: str = "measured"
+    host_s: float = 0.0
+    """Predicted host time ahead of `duration_s`, where that is the device's alone; overlaps the step before it when
+    steps are submitted ahead of time."""
 
 
 class RequestOutput(NamedTuple):
@@ -83,3 +114,17 @@ class RequestOutput(NamedTuple):
     token_ids: Sequence[int] | None
     logprobs: Any
     finish_reason: FinishReason | None
+
+
+class Stride(NamedTuple):
+    """Steps taken at once: `num_steps` consecutive plans that hold a lockstep run and nothing else."""
+
+    first_step_id: int
+    num_steps: int
+    num_requests: int
+    num_context_tokens: int
+    """Of the first step; it grows by num_requests a step."""
+    added: Sequence[AddedBlocks]
+    """Blocks appended to tables, with their step."""
+    released_ids: Sequence[str]
+    """Of the first step."""

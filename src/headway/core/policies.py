@@ -39,6 +39,10 @@ class ChunkedPolicy:
         """The step's requests with the padding rows that the policy adds."""
         return scheduled
 
+    def decode_padding(self, num_decodes: int) -> int:
+        """Padding rows that `padding` would add to a step of so many one-token decodes and nothing else."""
+        return 0
+
 
 class ContinuousPolicy(ChunkedPolicy):
     """Continuous batching with whole prompts: a prompt joins in one piece, however long everybody then waits."""
@@ -96,10 +100,14 @@ class StaticPolicy(ChunkedPolicy):
             self._batch_size = len(scheduled)
             longest = max(item.num_tokens for item in scheduled)
             return [item._replace(num_padding_tokens=longest - item.num_tokens) for item in scheduled]
-        num_finished = self._batch_size - len(scheduled)
+        num_finished = self.decode_padding(len(scheduled))
         if not num_finished:
             return scheduled
         return [scheduled[0]._replace(num_padding_tokens=num_finished), *scheduled[1:]]
+
+    def decode_padding(self, num_decodes: int) -> int:
+        """A row for each of the batch that has finished."""
+        return self._batch_size - num_decodes
 
 
 class NaivePolicy(StaticPolicy):
@@ -114,6 +122,10 @@ class NaivePolicy(StaticPolicy):
     def padding(self, scheduled: Sequence[ScheduledRequest]) -> Sequence[ScheduledRequest]:
         """None: there is nobody to be as long as."""
         return scheduled
+
+    def decode_padding(self, num_decodes: int) -> int:
+        """None."""
+        return 0
 
 
 _POLICIES = {policy.name: policy for policy in (NaivePolicy, StaticPolicy, ContinuousPolicy, ChunkedPolicy)}

@@ -9,16 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core.blocks import Block
-from headway.core.kv_cache import NO_HIT, KVCacheManager, PrefixHit
-from headway.core.plan import Emission, RequestOutput, ScheduledRequest, StepPlan, StepResult
+from headway.core.kv_cache import NO_HIT, KVCacheManager, KvUsage, PrefixHit
+from headway.core.plan import (
+    ONE_TOKEN,
+    AddedBlocks,
+    Emission,
+    LockstepRun,
+    RequestOutput,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+    Stride,
+)
 from headway.core.policies import ChunkedPolicy, make_policy
 from headway.core.profiles import EngineCrashError, UnchunkedHandling, VictimHandling, profile_for
 from headway.core.queues import make_queue
 from headway.core.request import FinishReason, Request, RequestStatus
 from headway.core.stats import SchedulerStats
+from headway.core.stride import Lockstep
 from headway.errors import ContextLengthError, RequestError
 
 
@@ -80,8 +92,13 @@ class Scheduler:
         self.waiting = make_queue("priority" if self._by_priority else "fcfs")
         self.requests: dict[str, Request] = {}
         self.stats = SchedulerStats()
+        self.lockstep: Lockstep | None = None
+        """Fast-forward, if it is on: what it takes in is left out of `StepPlan.scheduled` and of outputs."""
+        self._depth = depth
         self._released_ids: list[str] = []
         self._step_id = 0
+        self._is_blocked = False
+        """Whether the head of the queue was refused for want of blocks, and none has been freed since."""
 
     # ------------------------------------------------------------------ requests come and go
 
@@ -157,6 +174,8 @@ class Scheduler:
         if request is None:
             return None
         if request.status is RequestStatus.RUNNING:
+            if self.lockstep is not None:
+                self.lockstep.dissolve()
             self.running.remove(request)
         else:
             self.waiting.remove([request])
@@ -174,6 +193,7 @@ class Scheduler:
         request.finish_reason = reason
         request.finished_at = now
         self.kv.free(request)
+        self._is_blocked = False
         del self.requests[request.request_id]
         self._released_ids.append(request.request_id)
         self.stats.count_finished(request)
@@ -187,14 +207,20 @@ class Scheduler:
             EngineCrashError: where the matched release would crash.
         """
         step = _Step(self.config.max_num_batched_tokens, self._prefill_threshold())
-        self._schedule_running(step)
+        self._is_blocked = False
+        run, index = self._schedule_lockstep(step) if self.lockstep is not None else (None, 0)
+        self._schedule_running(step, index)
         if not step.preempted:
             self._schedule_waiting(step, now)
         elif self.profile.victim_handling is VictimHandling.CRASH and len(step.scheduled) > len(self.running):
             raise EngineCrashError(
                 "AssertionError: more requests scheduled than running: a victim was already in this step"
             )
-        scheduled = self.policy.padding(step.scheduled)
+        if run is None:
+            scheduled = self.policy.padding(step.scheduled)
+        else:
+            scheduled = step.scheduled
+            run.num_padding_tokens = self.policy.decode_padding(run.num_requests + len(scheduled))
         plan = StepPlan(
             step_id=self._step_id,
             scheduled=scheduled,
@@ -203,12 +229,18 @@ class Scheduler:
             preempted=step.preempted,
             released_ids=self._released_ids,
             num_tokens=self.config.max_num_batched_tokens - step.token_budget,
+            lockstep=run,
         )
         self._released_ids = []
         self._step_id += 1
         if self.stats.samples_kv:
-            self.stats.sample_kv(self.kv.usage_by(self.running))
+            self.stats.sample_kv(self._kv_usage())
         return plan
+
+    def _kv_usage(self) -> KvUsage:
+        if self.lockstep is None:
+            return self.kv.usage_by(self.running)
+        return self.kv.usage_by(self.running[self.lockstep.num_prefix :], self.lockstep.held)
 
     def _prefill_threshold(self) -> int:
         """Most tokens that one prompt may take in this step; 0 is no limit."""
@@ -222,12 +254,12 @@ class Scheduler:
             return max(threshold, self.config.max_num_batched_tokens // num_requests)
         return threshold
 
-    def _schedule_running(self, step: _Step) -> None:
+    def _schedule_running(self, step: _Step, index: int = 0) -> None:
+        """Give running requests their tokens, from position `index` on."""
         running, extend, scheduled = self.running, self.kv.extend, step.scheduled
         lookahead, threshold = self.config.num_lookahead_tokens, step.threshold
         max_computed = self.config.max_model_len - (1 if self.profile.caps_at_max_model_len else 0)
         is_async = self.config.async_scheduling
-        index = 0
         while index < len(running) and step.token_budget > 0:
             request = running[index]
             computed = request.num_computed_tokens
@@ -370,6 +402,7 @@ class Scheduler:
                 num_reserved_tokens=self.policy.reserve(self.config.max_model_len),
             )
             if not admitted:
+                self._is_blocked = True
                 break
             self.waiting.pop()
             self._start(request, step, hit, num_tokens, num_drafts, now)
@@ -385,7 +418,8 @@ class Scheduler:
         k = self.config.num_speculative_tokens
         if k and num_tokens == 1 and self.profile.pads_first_decodes and not step.carries_prefill:
             fits = computed + 1 + k + 1 <= self.config.max_model_len
-            if fits and (step.scheduled or computed > 0):
+            num_running = len(step.scheduled) - len(step.new) - len(step.resumed)
+            if fits and (num_running or computed > 0):
                 return 1 + k, k
         if 0 < step.threshold < num_tokens:
             num_tokens = step.threshold
@@ -430,7 +464,11 @@ class Scheduler:
         """
         outputs: list[RequestOutput] = []
         any_finished = False
-        for item, emission in zip(plan.scheduled, result.emissions, strict=True):
+        scheduled, emissions = plan.scheduled, result.emissions
+        if self.lockstep is not None:
+            scheduled, emissions = self._update_lockstep(plan, result, now, outputs)
+            any_finished = bool(outputs)
+        for item, emission in zip(scheduled, emissions, strict=True):
             request = item.request
             num_scheduled = item.num_tokens
             request.num_in_flight_tokens -= num_scheduled
@@ -463,6 +501,8 @@ class Scheduler:
             outputs.append(RequestOutput(request, num_tokens, token_ids, emission.logprobs, reason))
         if any_finished:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+        if self.lockstep is not None and self.lockstep.num_prefix < len(self.running):
+            self.lockstep.join(islice(self.running, self.lockstep.num_prefix, None), self._step_id)
         return outputs
 
     def _reject_drafts(self, request: Request, num_rejected: int) -> None:
@@ -502,10 +542,107 @@ class Scheduler:
         if was_running:
             self.kv.register(request, request.num_computed_tokens - request.num_output_placeholders)
 
+    # ------------------------------------------------------------------ fast-forward
+
+    def fast_forward(self) -> bool:
+        """Turn fast-forward on, for simulation alone: requests must end at their max_tokens and not before.
+
+        Returns:
+            Whether it is on: not under speculation, priorities or sliding windows, and not with several steps in
+            flight unless they are those of asynchronous scheduling.
+        """
+        is_async = self.config.async_scheduling
+        supported = (
+            not self.config.num_speculative_tokens
+            and not self.config.num_lookahead_tokens
+            and not self._by_priority
+            and not self.kv.has_window
+            and self._depth == (2 if is_async else 1)
+            and (not is_async or self.profile.skips_finishing_requests)
+        )
+        self.lockstep = Lockstep(self.kv, is_async=is_async) if supported else None
+        return supported
+
+    def _schedule_lockstep(self, step: _Step) -> tuple[LockstepRun | None, int]:
+        """Schedule everybody in lockstep. Returns the run, and where in `running` the ordinary loop goes on."""
+        assert self.lockstep is not None
+        run = self.lockstep.schedule(self._step_id, step.token_budget)
+        if isinstance(run, LockstepRun):
+            step.token_budget -= run.num_requests
+            return run, self.lockstep.num_prefix
+        if not run:
+            return None, self.lockstep.num_prefix
+        step.scheduled += run
+        step.token_budget -= len(run)
+        return None, self.running.index(run[-1].request) + 1
+
+    def _update_lockstep(
+        self, plan: StepPlan, result: StepResult, now: float, outputs: list[RequestOutput]
+    ) -> tuple[Sequence[ScheduledRequest], Sequence[Emission]]:
+        """Take the run's tokens in; adds outputs for the requests that ended. Returns what is left to update."""
+        assert self.lockstep is not None
+        run = plan.lockstep
+        if run is not None and run.items is not None:
+            self.lockstep.update(plan.step_id, None, now)
+            return [*run.items, *plan.scheduled], [*(ONE_TOKEN,) * len(run.items), *result.emissions]
+        for request in self.lockstep.update(plan.step_id, run, now):
+            self._release(request, FinishReason.LENGTH, now)
+            outputs.append(RequestOutput(request, 1, None, None, FinishReason.LENGTH))
+        if run is not None:
+            self.stats.num_generation_tokens += run.num_requests
+        return plan.scheduled, result.emissions
+
+    @property
+    def num_quiet_steps(self) -> int:
+        """Steps ahead that would all be like the last one, if nothing arrives: everybody running decodes one token,
+        nobody ends, nobody can be admitted and no block can be lacking. 0 without fast-forward.
+        """
+        lockstep = self.lockstep
+        if lockstep is None or len(lockstep) != len(self.running) or len(lockstep) > self.config.max_num_batched_tokens:
+            return 0
+        if self.waiting and not (self._is_blocked and not self.kv.config.enable_prefix_caching):
+            num_running = len(self.running)
+            if num_running < self.policy.admit(num_running, self._max_seats):
+                return 0
+        return lockstep.quiet_steps()
+
+    def stride(self, num_steps: int, now: float) -> Stride:
+        """Take `num_steps` steps at once, at most `num_quiet_steps`; the last of them ends at `now`."""
+        lockstep = self.lockstep
+        assert lockstep is not None
+        first, num_requests, context = self._step_id, len(lockstep), lockstep.num_context_tokens
+        usage = self._kv_usage() if self.stats.samples_kv else None
+        added = lockstep.skip(num_steps, now)
+        if usage is not None:
+            self._sample_stride(usage, first, num_steps, num_requests, added)
+        stride = Stride(first, num_steps, num_requests, context, added, self._released_ids)
+        self._released_ids = []
+        self._step_id += num_steps
+        self.stats.num_generation_tokens += num_steps * num_requests
+        return stride
+
+    def _sample_stride(
+        self, before: KvUsage, first: int, num_steps: int, growth: int, added: Sequence[AddedBlocks]
+    ) -> None:
+        """Sample KV usage for each step of a stride, from one step with new blocks to the next."""
+        reserved, used = before
+        start = first
+        blocks_at: dict[int, int] = {}
+        for step_id, _, blocks in added:
+            blocks_at[step_id] = blocks_at.get(step_id, 0) + len(blocks)
+        for step_id in [*blocks_at, first + num_steps]:
+            if step_id > start:
+                self.stats.sample_kv_run(KvUsage(reserved, used + growth), step_id - start, growth)
+                used += growth * (step_id - start)
+                start = step_id
+            reserved += blocks_at.get(step_id, 0) * self.kv.block_size
+
     # ------------------------------------------------------------------ invariants
 
     def check_integrity(self) -> None:
         """Assert every invariant of scheduler, tables and pool: for tests, after each step."""
+        if self.lockstep is not None:
+            self.lockstep.write_all()
         self.kv.check_integrity(self.running)
         assert len(self.running) <= self.config.max_num_seqs, "more requests run than there are seats"
         waiting = list(self.waiting)
@@ -514,9 +651,7 @@ class Scheduler:
             assert request.status is RequestStatus.RUNNING and self.requests[request.request_id] is request
             num_unverified = self.config.num_speculative_tokens if request.num_in_flight_tokens else 0
             num_expected = request.num_tokens + request.num_output_placeholders + num_unverified
-            assert request.num_computed_tokens <= num_expected, (
-                f"{request} computed tokens that do not exist"
-            )
+            assert request.num_computed_tokens <= num_expected, f"{request} computed tokens that do not exist"
             assert request.num_in_flight_tokens >= request.num_stale_tokens >= 0
         for request in waiting:
             assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)

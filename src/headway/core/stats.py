@@ -52,6 +52,15 @@ class SchedulerStats:
         self.peak_kv_waste = max(self.peak_kv_waste, usage.waste)
         self.peak_kv_reserved_slots = max(self.peak_kv_reserved_slots, usage.num_reserved_slots)
 
+    def sample_kv_run(self, first: KvUsage, num_steps: int, growth: int) -> None:
+        """The same for steps in which the reserved slots stay and the used ones grow by `growth` a step."""
+        self.sample_kv(first)
+        if first.num_reserved_slots and num_steps > 1:
+            self.num_kv_samples += num_steps - 1
+            self.kv_reserved_slots_sum += (num_steps - 1) * first.num_reserved_slots
+            grown = growth * num_steps * (num_steps - 1) // 2
+            self.kv_used_slots_sum += (num_steps - 1) * first.num_used_slots + grown
+
     @property
     def mean_kv_waste(self) -> float:
         """Share of the slots that live requests held, over all steps, that held no computed token; 0 to 1."""

@@ -86,8 +86,9 @@ DecodePricer = Callable[[int], float]
 class LatencyOracle(Protocol):
     """Prices steps. Answers are deterministic and depend on the shape alone; caching by shape is up to the oracle."""
 
-    provenance: str
-    """Default provenance of its answers."""
+    @property
+    def provenance(self) -> str:
+        """Default provenance of its answers."""
 
     def step_time(self, shape: StepShape) -> StepTime:
         """The price of one step. A step of decodes only costs what `decode_pricer` says, to the last bit."""

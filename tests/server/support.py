@@ -27,6 +27,7 @@ from headway.frontends.request_stream import ModelLimits
 from headway.frontends.server.app import build_app
 from headway.frontends.server.run import Server, bind, url_of
 from headway.frontends.server.service import Service, make_service
+from headway.text.token_bytes import byte_alphabet
 from headway.text.tokenizer import Tokenizer
 
 MODEL = "tiny/scripted"
@@ -42,21 +43,12 @@ Script = Callable[[Request], Sequence[int]]
 
 def byte_tokenizer(pieces: Sequence[str] = (), *, chat: bool = True) -> Tokenizer:
     """One token a byte (ids 0 to 255), the special token <eos> (256), then one token for each of `pieces`."""
-    alphabet = _byte_alphabet()
-    vocabulary = {char: value for value, char in enumerate(alphabet)}
-    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
+    backend = Backend(models.BPE(vocab=byte_alphabet(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<eos>", special=True, normalized=False)])
     backend.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
     return Tokenizer(backend, eos_token_ids=[EOS], chat_template=TEMPLATE if chat else None)
-
-
-def _byte_alphabet() -> list[str]:
-    """The printable character that byte-level BPE uses for each byte value."""
-    kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    shifted = iter(range(256, 512))
-    return [chr(value) if value in kept else chr(next(shifted)) for value in range(256)]
 
 
 class Top(NamedTuple):

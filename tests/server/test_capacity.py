@@ -46,7 +46,7 @@ def test_four_long_generations_on_eight_blocks_preempt_each_other_and_all_end() 
         server.executor.gate.clear()
         with ThreadPoolExecutor(4) as pool:
             futures = [pool.submit(generate, index) for index in range(4)]
-            eventually(lambda: len(server.service.engine._streams) == 4)
+            eventually(lambda: server.service.engine.num_requests == 4)
             server.executor.gate.set()
             together = [future.result(timeout=30) for future in futures]
         assert together == alone, "a preemption changes nothing that a client sees"
@@ -81,7 +81,7 @@ def test_priority_lets_a_later_request_go_first() -> None:
         with ThreadPoolExecutor(3) as pool:
             for count, priority in enumerate((0, 5, 1), start=1):
                 pool.submit(generate, priority)
-                eventually(lambda count=count: len(server.service.engine._streams) == count)  # type: ignore[misc]
+                eventually(lambda count=count: server.service.engine.num_requests == count)  # type: ignore[misc]
             eventually(lambda: len(server.engine.scheduler.running) == 1)
             server.executor.gate.set()
     assert order == [0, 1, 5]

@@ -78,6 +78,7 @@ def server() -> Iterator[LiveServer]:
         (CHAT, {"messages": HI, "guided_choice": ["a"]}, "guided_choice"),
         (CHAT, {"messages": HI, "bad_words": ["x"]}, "bad_words"),
         (CHAT, {"messages": HI, "chat_template": "{{ x }}"}, "chat_template"),
+        (CHAT, {"messages": HI, "echo": True}, "echo"),
         (
             CHAT,
             {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},

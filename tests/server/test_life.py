@@ -11,6 +11,7 @@ import pytest
 from headway import __version__
 from headway.errors import ConfigError
 from headway.frontends.server.run import bind, url_of
+from headway.text import Tokenizer
 from tests.server.support import EOS, MODEL, byte_tokenizer, endless, eventually, says, serving
 
 
@@ -76,12 +77,29 @@ def test_an_output_that_cannot_be_processed_fails_its_request_alone() -> None:
         server.executor.gate.clear()
         with ThreadPoolExecutor(2) as pool:
             good, bad = (pool.submit(server.post, "/v1/completions", prompt=prompt) for prompt in ("a", "bb"))
-            eventually(lambda: len(server.service.engine._streams) == 2)
+            eventually(lambda: server.service.engine.num_requests == 2)
             server.executor.gate.set()
             assert good.result(10).json["choices"][0]["text"] == "a" * 16
             assert bad.result(10).status == 500
         eventually(server.is_empty)
         assert server.call("GET", "/health").status == 200
+
+
+def failing(*args: object) -> list[int]:
+    """A defect."""
+    raise KeyError("secret")
+
+
+def test_a_mistake_of_our_own_is_a_500_with_a_request_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client learns the kind of error, not its text; the next request is served."""
+    with serving(says("x")) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(Tokenizer, "encode", failing)
+            answer = server.call("POST", "/v1/completions", {"prompt": "a"}, {"x-request-id": "r"})
+        assert answer.status == 500 and answer.error["type"] == "server_error"
+        assert "KeyError" in answer.error["message"] and "secret" not in answer.text
+        assert answer.headers["x-request-id"] == "r"
+        assert server.post("/v1/completions", prompt="a").status == 200
 
 
 def test_the_end_is_orderly() -> None:

@@ -84,17 +84,15 @@ def test_latencies_are_ordered_and_count_from_receipt() -> None:
     with serving(endless, step_duration_s=0.01) as server:
         server.post("/v1/completions", prompt="p", max_tokens=5)
         eventually(lambda: server.metric("vllm:request_success_total") == 1)
-        e2e, ttft = (
-            server.metric("vllm:e2e_request_latency_seconds_sum"),
-            server.metric("vllm:time_to_first_token_seconds_sum"),
-        )
+        e2e = server.metric("vllm:e2e_request_latency_seconds_sum")
+        ttft = server.metric("vllm:time_to_first_token_seconds_sum")
         queue = server.metric("vllm:request_queue_time_seconds_sum")
         prefill = server.metric("vllm:request_prefill_time_seconds_sum")
         decode = server.metric("vllm:request_decode_time_seconds_sum")
         inference = server.metric("vllm:request_inference_time_seconds_sum")
         assert prefill >= 0.01 and decode >= 0.04
         assert inference == pytest.approx(prefill + decode)
-        assert queue >= 0 and ttft >= queue + prefill and e2e >= ttft + decode
+        assert queue >= 0 and ttft >= queue + prefill and e2e >= queue + inference
         assert server.metric("vllm:inter_token_latency_seconds_sum") == pytest.approx(decode)
 
 

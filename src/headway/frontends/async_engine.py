@@ -8,6 +8,7 @@ had run ahead.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -140,6 +141,11 @@ class AsyncEngine:
                 self._remove(stream, FinishReason.ABORT)
 
     @property
+    def num_requests(self) -> int:
+        """Requests that have been accepted and have not ended."""
+        return len(self._streams)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that have arrived and do not run; a snapshot."""
         return max(0, len(self._streams) - len(self.engine.scheduler.running))
@@ -158,7 +164,7 @@ class AsyncEngine:
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(function, *args)
 
     # ------------------------------------------------------------------ back on the event loop

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from headway.errors import HeadwayError
 from headway.frontends.server import completions, info
-from headway.frontends.server.errors import handle_headway_error, handle_http_exception, handle_unexpected
+from headway.frontends.server.errors import handle_headway_error, handle_http_exception
 from headway.frontends.server.middleware import RequestContext
 from headway.frontends.server.service import Service
 
@@ -45,11 +45,7 @@ def build_app(service: Service) -> Starlette:
         routes=ROUTES,
         lifespan=lifespan,
         middleware=[Middleware(RequestContext, service=service)],
-        exception_handlers={
-            HeadwayError: handle_headway_error,
-            HTTPException: handle_http_exception,
-            Exception: handle_unexpected,
-        },
+        exception_handlers={HeadwayError: handle_headway_error, HTTPException: handle_http_exception},
     )
     app.state.service = service
     return app

@@ -62,6 +62,10 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
 """Fields that would change the output and are not implemented, with the values that change nothing."""
 
 
+UNSUPPORTED_CHAT_FIELDS: Mapping[str, tuple[Any, ...]] = {**UNSUPPORTED_FIELDS, "echo": _OFF}
+"""The same for chat, where `echo` would repeat the last message."""
+
+
 async def read_json(request: Request, limit: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """The body as a JSON object.
 
@@ -104,15 +108,18 @@ def parse(document: dict[str, Any], cls: type[T]) -> T:
         raise RequestError(f"{param}: {text}." if param else f"{text}.", param=param) from None
 
 
-def refuse_unsupported(document: Mapping[str, Any]) -> None:
+def refuse_unsupported(document: Mapping[str, Any], fields: Mapping[str, tuple[Any, ...]] = UNSUPPORTED_FIELDS) -> None:
     """Refuse a field that would change the output and is not implemented; any other unknown field is ignored.
+
+    Args:
+        fields: the fields, each with the values that change nothing.
 
     Raises:
         RequestError: with `param`.
     """
-    for name in document.keys() & UNSUPPORTED_FIELDS.keys():
+    for name in document.keys() & fields.keys():
         value = document[name]
-        if not any(type(value) is type(inert) and value == inert for inert in UNSUPPORTED_FIELDS[name]):
+        if not any(type(value) is type(inert) and value == inert for inert in fields[name]):
             raise RequestError(f"{name} is not supported by this server.", hint="Leave it out.", param=name)
     n, best_of = document.get("n") or 1, document.get("best_of")
     if best_of is not None and best_of != n:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.frontends.generation import Generation
-from headway.frontends.server.body import parse, read_json, refuse_unsupported
+from headway.frontends.server.body import UNSUPPORTED_CHAT_FIELDS, parse, read_json, refuse_unsupported
 from headway.frontends.server.connection import EventStream, watching
 from headway.frontends.server.logprobs import LogprobFormat
 from headway.frontends.server.params import (
@@ -41,7 +41,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
     document = await read_json(request)
-    refuse_unsupported(document)
+    refuse_unsupported(document, UNSUPPORTED_CHAT_FIELDS)
     body = parse(document, ChatBody)
     service.check_model(body.model)
     check_stream_options(body)

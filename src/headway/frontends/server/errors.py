@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import ClassVar
 
 import msgspec
@@ -17,8 +16,6 @@ from headway.errors import (
     QueueFullError,
 )
 from headway.frontends.server.protocol import ErrorBody, ErrorInfo
-
-logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_CHARS = 500
 _MAX_PARAM_CHARS = 100
@@ -100,6 +97,6 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     return response
 
 
-async def handle_unexpected(request: Request, error: Exception) -> Response:
-    """Starlette handler for our own mistakes: the client learns the kind, the log has the rest."""
+def unexpected_response(error: Exception) -> Response:
+    """The response to our own mistakes: the client learns the kind, the log has the rest."""
     return error_response(HeadwayError(f"The server failed on this request ({type(error).__name__})."))

@@ -1,9 +1,10 @@
-"""Around every request: its id, its instant of receipt, and the key that opens /v1."""
+"""Around every request: its id, its instant of receipt, the key that opens /v1, and our own mistakes."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import time
 import uuid
 
@@ -11,14 +12,19 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.errors import AuthenticationError
-from headway.frontends.server.errors import error_response
+from headway.frontends.server.errors import error_response, unexpected_response
 from headway.frontends.server.service import Service
+
+logger = logging.getLogger(__name__)
 
 _MAX_ID_CHARS = 128
 
 
 class RequestContext:
-    """Notes when a request came in, gives it an `x-request-id` (the client's own, if it is sane), checks the key."""
+    """Notes when a request came in, gives it an `x-request-id` (the client's own, if it is sane), checks the key.
+
+    An exception that nobody expected is logged and answered with 500.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -34,8 +40,12 @@ class RequestContext:
         scope.setdefault("state", {}).update(received_at=self._engine.now(), created=int(time.time()))
         request_id = _request_id(headers.get("x-request-id"))
 
+        started = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
@@ -45,7 +55,13 @@ class RequestContext:
             )
             await error_response(refusal)(scope, receive, send_with_id)
             return
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            logger.exception("%s %s failed", scope["method"], scope["path"][:100])
+            if started:
+                raise
+            await unexpected_response(error)(scope, receive, send_with_id)
 
     def _is_guarded(self, path: str) -> bool:
         return self._key_digest is not None and (path == "/v1" or path.startswith("/v1/"))

@@ -166,7 +166,7 @@ def _matches(when: Mapping[str, Any], accelerator: Accelerator) -> bool:
         return False
     if "not_capability" in when and accelerator.compute_capability == tuple(when["not_capability"]):
         return False
-    return accelerator.memory_bytes >= when.get("memory_gib", 0) * GIB
+    return bool(accelerator.memory_bytes >= when.get("memory_gib", 0) * GIB)
 
 
 @cache

@@ -128,8 +128,8 @@ def ffn_parts(ffn: FeedForward, hidden: int) -> Iterator[Part]:
         yield Part("shared_experts", 2 * hidden * ffn.latent_size)
 
 
-def resolve_quantization(model: ModelArchitecture, name: str | None) -> Quantization | None:
-    """The format by name, or the model's own for None.
+def resolve_quantization(model: ModelArchitecture, name: str | None, *, strict: bool = True) -> Quantization | None:
+    """The format by name, or the model's own for None; unless `strict`, also one whose size is not known.
 
     Raises:
         ConfigError: unknown, or a mixture whose size is not known.
@@ -138,7 +138,7 @@ def resolve_quantization(model: ModelArchitecture, name: str | None) -> Quantiza
     own = model.quantization
     if chosen is not None and own is not None and chosen.method == own.method:
         chosen = own
-    if chosen is not None and not chosen.is_modelled:
+    if strict and chosen is not None and not chosen.is_modelled:
         raise ConfigError(
             f"{model.id} mixes weight formats ({chosen.method}); their size is not known.",
             hint="Give the model's folder, so that the size is read from the files, or --model-weights-gib.",

@@ -1,0 +1,125 @@
+"""The plan itself: will it fit, how many KV tokens and blocks, and what limits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.catalog.defaults import version_fact
+from headway.planner.budget import RankBudget, Term, rank_budgets
+from headway.planner.deployment import Deployment, Resolved, resolve
+from headway.planner.memory import MemoryCoefficients, coefficients
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number with its bounds."""
+
+    likely: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a deployment's memory gives, on the pipeline rank that binds.
+
+    `kv_cache_tokens` is what the version's log calls "GPU KV cache size"; `max_concurrency` is requests of
+    max_model_len at once. `shortfall_bytes` is what one request of that length lacks (0 if it fits).
+    """
+
+    resolved: Resolved
+    ranks: tuple[RankBudget, ...]
+    binding_rank: int
+    num_gpu_blocks: int
+    blocks_per_request: int
+    kv_bytes_per_token: int
+    kv_cache_tokens: Range
+    max_concurrency: float
+    max_model_len_that_fits: int
+    shortfall_bytes: int
+
+    @property
+    def deployment(self) -> Deployment:
+        """What was planned."""
+        return self.resolved.deployment
+
+    @property
+    def binding(self) -> RankBudget:
+        """The rank with the fewest blocks."""
+        return self.ranks[self.binding_rank]
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The binding rank's terms."""
+        return self.binding.terms
+
+    @property
+    def available_kv_cache_bytes(self) -> int:
+        """KV memory on each GPU of the binding rank; negative where the rest already exceeds the budget."""
+        return self.binding.available_bytes
+
+    @property
+    def fits(self) -> bool:
+        """The engine starts: one request of max_model_len has its blocks."""
+        reserved = 1 if version_fact("null_block_is_reserved_at_start", self.resolved.defaults.version) else 0
+        return self.num_gpu_blocks - reserved >= self.blocks_per_request
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block of the layers that keep tokens."""
+        return self.binding.layout.block_size
+
+    def concurrency_at(self, num_tokens: int) -> float:
+        """Requests of `num_tokens` that the blocks hold at once."""
+        needed = self.binding.layout.blocks_per_request(num_tokens, self.resolved.in_flight_tokens)
+        return self.num_gpu_blocks / needed if needed else float("inf")
+
+
+def make_plan(deployment: Deployment, fitted: MemoryCoefficients | None = None) -> Plan:
+    """Work out a deployment's memory; `fitted` replaces the catalogue's coefficients.
+
+    Raises:
+        ConfigError: flags that cannot be or go together, or a model whose weights or cache are not known.
+    """
+    resolved = resolve(deployment)
+    ranks = rank_budgets(resolved, fitted or coefficients())
+    binding = min(ranks, key=lambda rank: (rank.num_blocks() if rank.layout.block_bytes else 1 << 62, rank.rank))
+    override = deployment.num_gpu_blocks_override
+    blocks = [
+        override if override is not None else binding.num_blocks(size)
+        for size in (binding.available_bytes, binding.available_low, binding.available_high)
+    ]
+    length, in_flight = resolved.max_model_len, resolved.in_flight_tokens
+    needed = binding.layout.blocks_per_request(length, in_flight)
+    tokens = [_logged_tokens(resolved, binding, count, needed) for count in blocks]
+    reserved = 1 if version_fact("null_block_is_reserved_at_start", resolved.defaults.version) else 0
+    missing = (needed + reserved) * binding.layout.block_bytes - max(
+        binding.available_bytes, blocks[0] * binding.layout.block_bytes
+    )
+    return Plan(
+        resolved=resolved,
+        ranks=ranks,
+        binding_rank=binding.rank,
+        num_gpu_blocks=blocks[0],
+        blocks_per_request=needed,
+        kv_bytes_per_token=deployment.model.kv_bytes_per_token(
+            deployment.kv_cache_dtype, deployment.tensor_parallel_size
+        ),
+        kv_cache_tokens=Range(*tokens),
+        max_concurrency=blocks[0] / needed if needed else float("inf"),
+        max_model_len_that_fits=min(
+            binding.layout.longest_request(max(0, blocks[0] - reserved), in_flight),
+            deployment.model.max_model_len or 1 << 40,
+        ),
+        shortfall_bytes=max(0, missing),
+    )
+
+
+def _logged_tokens(resolved: Resolved, binding: RankBudget, num_blocks: int, needed: int) -> int:
+    """What the version prints as KV cache size: blocks by group before 0.21, concurrency times length since."""
+    layout = binding.layout
+    if not layout.groups:
+        return 0
+    if version_fact("logged_tokens_are_capacity", resolved.defaults.version) and needed:
+        return int(num_blocks / needed * resolved.max_model_len)
+    return num_blocks // layout.num_groups * layout.block_size

@@ -147,6 +147,23 @@ def test_a_batch_is_admitted_as_a_whole_or_not_at_all() -> None:
     asyncio.run(main())
 
 
+def test_what_the_engine_turns_away_later_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check on submission lets it pass here; the engine's own does not."""
+
+    async def main() -> None:
+        async with engine_on() as (engine, _):
+            monkeypatch.setattr(engine.engine, "check", lambda request: None)
+            monkeypatch.setattr(type(engine.engine.scheduler), "check", refuse)
+            with pytest.raises(RequestError, match="not today"):
+                await deltas_of(engine, request())
+            assert engine.refusal is None
+
+    def refuse(*args: object) -> None:
+        raise RequestError("not today")
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_the_queue_is_bounded() -> None:
     async def main() -> None:
         async with engine_on(max_queue=2) as (engine, executor):

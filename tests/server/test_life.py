@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from headway import __version__
+from headway.config import ServerOptions
 from headway.errors import ConfigError
 from headway.frontends.server.run import bind, url_of
+from headway.frontends.server.service import check_options
 from headway.text import Tokenizer
 from tests.server.support import EOS, MODEL, byte_tokenizer, endless, eventually, says, serving
 
@@ -136,3 +139,21 @@ def test_an_address_in_use_is_a_config_error() -> None:
     for host, port in (("127.0.0.1", 70000), ("no.such.host.invalid", 0)):
         with pytest.raises(ConfigError):
             bind(host, port)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"api_key": ""}, {"served_model_name": ""}, {"max_queue": 0}, {"sse_keep_alive_s": -1.0}]
+)
+def test_http_settings_that_cannot_work_are_config_errors(bad: dict[str, Any]) -> None:
+    """An empty key, say from an unset variable, must not look like protection."""
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        check_options(ServerOptions(**bad))
+
+
+def test_the_served_name_is_the_one_that_clients_use() -> None:
+    with serving(says("x"), options=ServerOptions(served_model_name="house")) as server:
+        (card,) = server.call("GET", "/v1/models").json["data"]
+        assert card["id"] == "house" and card["root"] == MODEL
+        assert server.post("/v1/completions", model="house", prompt="a").json["model"] == "house"
+        assert server.post("/v1/completions", model=MODEL, prompt="a").status == 404
+        assert 'model_name="house"' in server.call("GET", "/metrics").text

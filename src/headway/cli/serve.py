@@ -37,8 +37,9 @@ def run(model: str | None, engine_options: EngineOptions, server_options: Server
     from headway.frontends.request_stream import ModelLimits
     from headway.frontends.server.app import build_app
     from headway.frontends.server.run import bind, serve, url_of
-    from headway.frontends.server.service import make_service
+    from headway.frontends.server.service import check_options, make_service
 
+    check_options(server_options)
     # An address in use should be told before minutes of loading, not after.
     listener = bind(server_options.host, server_options.port)
     with listener:

@@ -18,7 +18,7 @@ from typing import Any
 from headway.core.arrivals import Arrival, Finish, Inbox
 from headway.core.engine import Engine
 from headway.core.plan import RequestOutput
-from headway.core.request import FinishReason
+from headway.core.request import FinishReason, Request
 from headway.errors import EngineDeadError, HeadwayError, QueueFullError
 from headway.frontends.generation import Generation, LiveStream, RequestObserver, finished_record
 from headway.frontends.request_stream import Delta, GenerationRequest, ModelLimits, open_stream
@@ -119,7 +119,7 @@ class AsyncEngine:
         for index, text in enumerate(texts):
             stream = LiveStream(generation, index, text)
             self._streams[stream.request_id] = generation.streams[stream.request_id] = stream
-            self._inbox.put(Arrival(text.request))
+            self._inbox.put(Arrival(text.request, self._refused))
         self._idle.clear()
         return generation
 
@@ -167,7 +167,19 @@ class AsyncEngine:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(function, *args)
 
+    def _refused(self, request: Request, error: Exception) -> None:
+        """The engine turned away what `check` had let pass: nobody may wait for it."""
+        self._call(self._fail_one, request.request_id, error)
+
     # ------------------------------------------------------------------ back on the event loop
+
+    def _fail_one(self, request_id: str, error: Exception) -> None:
+        """Fail a request, and with it what was submitted together."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            failure = error if isinstance(error, HeadwayError) else HeadwayError(str(error))
+            stream.generation.fail(failure)
+            self.abort(list(stream.generation.streams.values()))
 
     def _deliver(self, outputs: Sequence[RequestOutput], at: float) -> None:
         for output in outputs:
@@ -179,8 +191,7 @@ class AsyncEngine:
             except Exception as error:
                 logger.exception("Output of request %s could not be processed", stream.request_id)
                 failure = HeadwayError(f"The output could not be processed ({type(error).__name__}).")
-                stream.generation.fail(failure)
-                self.abort(list(stream.generation.streams.values()))
+                self._fail_one(stream.request_id, failure)
 
     def _deliver_one(self, stream: LiveStream, output: RequestOutput, at: float) -> None:
         delta = stream.text.advance(output)

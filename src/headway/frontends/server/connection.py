@@ -39,7 +39,11 @@ async def watching(receive: Receive, generation: Generation) -> AsyncIterator[No
 
 
 class EventStream(Response):
-    """A response of server-sent events. Comments keep an idle connection open; leaving aborts the generation."""
+    """A response of server-sent events; a client that leaves aborts the generation.
+
+    Args:
+        keep_alive_s: send a comment when nothing has been sent for this long; 0 sends none.
+    """
 
     media_type = "text/event-stream"
 
@@ -48,7 +52,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._generation = generation
         self._formatter = formatter
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s = keep_alive_s or None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Once begun, every failure is told in the stream."""

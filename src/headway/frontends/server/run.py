@@ -49,6 +49,10 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept: longer than clients pool theirs, so that none is closed under a request."""
+
+
 class Server(uvicorn.Server):
     """uvicorn's server, ended in an orderly way: streams in flight finish or are told why they end.
 
@@ -65,9 +69,14 @@ class Server(uvicorn.Server):
         on_ready: Callable[[], None] = lambda: None,
         grace_s: float = SHUTDOWN_GRACE_S,
     ) -> None:
-        # A second margin, for connections that do not end although their requests have.
         config = uvicorn.Config(
-            app, log_level="warning", lifespan="on", timeout_graceful_shutdown=int(grace_s) + 5, ws="none"
+            app,
+            log_level="warning",
+            lifespan="on",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            # A margin, for connections that do not end although their requests have.
+            timeout_graceful_shutdown=int(grace_s) + 5,
         )
         super().__init__(config)
         self._engine = engine

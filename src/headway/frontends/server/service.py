@@ -12,7 +12,7 @@ from starlette.requests import Request
 from headway.config import ServerOptions
 from headway.core.arrivals import Inbox
 from headway.core.engine import Engine
-from headway.errors import ModelNotFoundError, RequestError
+from headway.errors import ConfigError, ModelNotFoundError, RequestError
 from headway.frontends.async_engine import AsyncEngine
 from headway.frontends.request_stream import ModelLimits
 from headway.frontends.server.errors import shorten
@@ -88,6 +88,21 @@ class Service:
         return await self.encode(text, bool(add_special_tokens))
 
 
+def check_options(options: ServerOptions) -> None:
+    """Refuse HTTP settings that no server can work with.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    for name in ("api_key", "served_model_name"):
+        if getattr(options, name) == "":
+            raise ConfigError(f"{name} is empty.", hint="Leave it out or give it a value.")
+    if options.max_queue < 1:
+        raise ConfigError(f"max_queue must be at least 1, not {options.max_queue}.")
+    if not 0 <= options.sse_keep_alive_s < float("inf"):
+        raise ConfigError(f"sse_keep_alive_s must be 0 (off) or a number of seconds, not {options.sse_keep_alive_s}.")
+
+
 def make_service(
     engine: Engine,
     inbox: Inbox,
@@ -98,8 +113,13 @@ def make_service(
     model_root: str | None = None,
     options: ServerOptions | None = None,
 ) -> Service:
-    """Put an engine that reads from `inbox` behind a service."""
+    """Put an engine that reads from `inbox` behind a service.
+
+    Raises:
+        ConfigError: see `check_options`.
+    """
     options = options or ServerOptions()
+    check_options(options)
     name = options.served_model_name or model_name
     metrics = ServerMetrics(engine, name, limits.max_model_len)
     return Service(

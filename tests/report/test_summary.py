@@ -66,6 +66,14 @@ def test_peaks_are_counted_in_whole_seconds_from_the_start() -> None:
     assert summary["max_concurrent_requests"] == 2
 
 
+def test_requests_that_touch_the_same_second_count_as_concurrent() -> None:
+    """One ends at 1.2 and the other begins at 1.5: never active together, but both within second 1."""
+    stats = ServingStats(started_at=0.0)
+    stats.add_request(record("x", 0.0, 0.5, 1.2, 1, 2))
+    stats.add_request(record("y", 1.5, 1.6, 1.9, 1, 2))
+    assert stats.summary()["max_concurrent_requests"] == 2
+
+
 def test_goodput_needs_every_objective_of_a_request() -> None:
     assert three_requests().summary()["request_goodput"] is None
     assert three_requests(Slo(ttft_ms=500)).summary()["request_goodput"] == pytest.approx(1.0)

@@ -80,9 +80,7 @@ class RequestSpec:
 
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
-    """Small schedulers of every policy and queue order, with up to three steps in flight, tight pools and every feature
-
-    now and then.
+    """Small schedulers of every policy and queue order, with up to three steps in flight and tight pools.
 
     Releases before 0.27 re-issue tokens of requests preempted in flight, and 0.9.2 to 0.11.0 mishandle priority
     victims: the former are drawn without overlap, the latter are left to the conformance tests.

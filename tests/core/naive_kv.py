@@ -100,7 +100,9 @@ class NaiveKv:
         self.register(table, min(end, len(table.tokens)))
         return True
 
-    def extend(self, table: NaiveTable, num_computed: int, num_processed: int, num_new: int, num_lookahead: int) -> bool:
+    def extend(
+        self, table: NaiveTable, num_computed: int, num_processed: int, num_new: int, num_lookahead: int
+    ) -> bool:
         """See `KVCacheManager.extend`."""
         behind = min(self.num_skipped(num_processed), len(table.blocks))
         gone = [block for block in reversed(table.blocks[:behind]) if block is not None]

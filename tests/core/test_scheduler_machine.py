@@ -33,7 +33,6 @@ class _Before:
         self.waiting = list(scheduler.waiting)
         self.stale = {request for request in self.waiting if request.num_stale_tokens}
         self.wanted = {request: self._wanted(scheduler, request) for request in self.running}
-        self.num_in_queue = {request: request.num_preemptions for request in self.waiting}
 
     def _wanted(self, scheduler: Scheduler, request: Request) -> int:
         """Tokens that a running request could still be given."""
@@ -163,6 +162,10 @@ class SchedulerMachine(CountedMachine):
         self._check_order(requests, admitted, before)
         if not plan.preempted:
             self._check_nobody_starves(plan, before)
+        elif self.setup.scheduler.scheduling_policy == "fcfs":
+            assert list(self.scheduler.waiting) == [*reversed(plan.preempted), *before.waiting], (
+                "the front of the queue"
+            )
         self._check_policy(plan, before)
 
     def _check_order(self, requests: list[Request], admitted: list[Request], before: _Before) -> None:
@@ -175,10 +178,7 @@ class SchedulerMachine(CountedMachine):
         assert set(admitted) == set(queue[: len(admitted)])
 
     def _check_nobody_starves(self, plan: StepPlan, before: _Before) -> None:
-        """A running request is left out only if those before it in the list took the whole budget, or if there is
-
-        nothing that it could compute now (its outputs are in flight).
-        """
+        """A running request is left out only if those before it took the budget, or its outputs are in flight."""
         num_tokens = {item.request: item.num_tokens for item in plan.scheduled}
         left = self.scheduler.config.max_num_batched_tokens
         for request in before.running:
@@ -223,7 +223,7 @@ class SchedulerMachine(CountedMachine):
         self._check_scheduler()
         assert not self.scheduler.has_requests, f"never finished: {self.scheduler.running}"
         for request, tokens in self.delivered.items():
-            if self.ended[request] in (FinishReason.ABORT,):
+            if self.ended[request] is FinishReason.ABORT:
                 expected, _ = self.device.scripts[request].expected(request.max_total_tokens)
                 assert tokens == expected[: len(tokens)]
 

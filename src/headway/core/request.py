@@ -78,7 +78,10 @@ class TokenContent:
 
 
 class SyntheticContent:
-    """Block identities without tokens, for simulation: given keys for shared blocks, private ones after them."""
+    """Block identities without tokens, for simulation: given keys for shared blocks, private ones after them.
+
+    Private keys are those of this object: a later request may have the same id.
+    """
 
     __slots__ = ("_keys", "_request_id")
 
@@ -88,10 +91,13 @@ class SyntheticContent:
 
     def block_key(self, index: int) -> Hashable:
         """See `Content.block_key`."""
-        return self._keys[index] if index < len(self._keys) else (self._request_id, index)
+        return self._keys[index] if index < len(self._keys) else (self, index)
 
     def extend(self, num_tokens: int, token_ids: Sequence[int] | None) -> None:
         """See `Content.extend`; nothing to keep."""
+
+    def __repr__(self) -> str:
+        return f"SyntheticContent({self._request_id!r})"
 
 
 class Request:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from headway.catalog.accelerators import GIB
 from headway.catalog.architecture import Layer
+from headway.catalog.defaults import version_fact
 from headway.catalog.parameters import rank_weight_bytes, resolve_quantization
 from headway.planner.deployment import Resolved
 from headway.planner.kv_layout import KVLayout, kv_layout
 from headway.planner.memory import (
     MemoryCoefficients,
-    counts_context,
     forward_bytes,
     sampler_bytes,
 )
@@ -178,7 +178,7 @@ def _activation_term(resolved: Resolved, fitted: MemoryCoefficients, rank: int, 
         narrow_activations=_narrow_activations(resolved),
     )
     is_last = rank == deployment.pipeline_parallel_size - 1
-    sampler = sampler_bytes(deployment.model, seats, tokens) if is_last else 0
+    sampler = sampler_bytes(deployment.model, seats, tokens, resolved.defaults.version) if is_last else 0
     size = int(max(forward, sampler))
     source = (
         f"fitted: forward pass of {tokens} tokens" if forward >= sampler else f"counted: sampling for {seats} seats"
@@ -206,7 +206,7 @@ def non_torch_gib(resolved: Resolved, fitted: MemoryCoefficients) -> float:
     size = fitted.non_torch_gib
     if resolved.deployment.tensor_parallel_size > 1 or resolved.deployment.pipeline_parallel_size > 1:
         size += fitted.non_torch_group_gib
-    return size + (fitted.context_gib if counts_context(resolved.defaults.version) else 0.0)
+    return size + (fitted.context_gib if version_fact("context_counts", resolved.defaults.version) else 0.0)
 
 
 def _graph_term(resolved: Resolved, fitted: MemoryCoefficients, layers: tuple[Layer, ...]) -> Term:

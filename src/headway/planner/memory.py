@@ -25,8 +25,8 @@ from headway.catalog.architecture import (
 from headway.catalog.dtypes import dtype_bytes
 from headway.catalog.versions import Version
 
-SAMPLER_BYTES_PER_LOGIT = 16
-"""Logits in float32, sorted in float32, with 64-bit indices: what top-k and top-p keep alive at once."""
+_SAMPLER_BYTES_PER_LOGIT = 16
+"""V1 profiles a sampling step: logits in float32, sorted in float32, with 64-bit indices, all alive at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class MemoryCoefficients:
     non_torch_group_gib: float
     """More, where GPUs work together (NCCL, all-reduce buffers)."""
     context_gib: float
-    """More in versions that count the CUDA context and what was there before (through 0.9)."""
+    """More in versions that take everything on the card off the budget, the CUDA context too."""
     cuda_graph_gib_per_layer: float
     cuda_graph_low: float
     cuda_graph_high: float
@@ -82,14 +82,10 @@ def forward_bytes(
     return int(num_tokens * (widest + hidden_vectors * model.hidden_size) * dtype_bytes(model.dtype))
 
 
-def sampler_bytes(model: ModelArchitecture, max_num_seqs: int, num_tokens: int) -> int:
-    """What sampling for every seat at once keeps alive."""
-    return min(max_num_seqs, num_tokens) * model.vocab_size * SAMPLER_BYTES_PER_LOGIT
-
-
-def counts_context(version: Version) -> bool:
-    """The version takes everything that is on the card off its budget, not just what it added."""
-    return version < (0, 10, 0)
+def sampler_bytes(model: ModelArchitecture, max_num_seqs: int, num_tokens: int, version: Version) -> int:
+    """What sampling for every seat at once keeps alive; V0's profile run makes the logits and no more."""
+    each = dtype_bytes(model.dtype) if version < (0, 8, 0) else _SAMPLER_BYTES_PER_LOGIT
+    return int(min(max_num_seqs, num_tokens) * model.vocab_size * each)
 
 
 def _ffn_width(ffn: FeedForward, hidden: int, tp: int, ep: int | None, narrow: bool) -> float:

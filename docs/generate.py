@@ -12,6 +12,7 @@ from typing import Any
 
 from headway.cli.options import flag_name
 from headway.config import EngineOptions, ServerOptions
+from headway.frontends.bench_options import BenchOptions
 
 DOCS = Path(__file__).parent
 _NOTE = "<!-- Made by docs/generate.py from the code; do not edit. `make docs` rewrites it. -->\n"
@@ -32,6 +33,10 @@ def flags_page() -> str:
         "## Server",
         "",
         *_option_table(ServerOptions),
+        "",
+        "## Bench",
+        "",
+        *_option_table(BenchOptions),
         "",
     ]
     return "\n".join(parts)

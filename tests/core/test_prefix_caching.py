@@ -121,7 +121,7 @@ def test_an_admission_that_fails_changes_nothing() -> None:
     scheduler.add(make_request("b", [*range(32), *range(900, 930)]))
     plan = scheduler.schedule(0.0)
     assert shares(plan) == [("blocker", 1)]
-    assert [block_id for block_id in _free_ids(scheduler.kv)] == before
+    assert _free_ids(scheduler.kv) == before
     assert all(block.ref_count == 0 for block in scheduler.kv.pool.free_queue)
 
 

@@ -130,6 +130,20 @@ def test_leaving_the_iteration_takes_the_request_out_even_while_it_waits() -> No
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_nothing_follows_an_abort() -> None:
+    """Whoever still iterates is not left waiting."""
+
+    async def main() -> None:
+        async with engine_on(step_duration_s=0.001) as (engine, _):
+            generation = engine.submit([request()])
+            assert await generation.next() is not None
+            generation.abort()
+            while await generation.next() is not None:
+                pass
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_a_batch_is_admitted_as_a_whole_or_not_at_all() -> None:
     async def main() -> None:
         async with engine_on() as (engine, _):

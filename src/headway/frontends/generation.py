@@ -124,7 +124,12 @@ class Generation:
         return self._ready.popleft() if self._ready else None
 
     def abort(self) -> None:
-        """Give up what has not ended: the engine frees its blocks at its next step. Safe to call at any time."""
+        """Give up what has not ended: the engine frees its blocks at its next step, and no output follows what is ready.
+
+        Safe to call at any time.
+        """
+        self._num_open = 0
+        self._changed.set()
         self._aborter.abort(list(self.streams.values()))
 
     def put(self, index: int, delta: Delta) -> None:

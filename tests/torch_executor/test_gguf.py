@@ -151,6 +151,37 @@ def test_truncated_file(share: float, tiny: Models, tmp_path: Path) -> None:
     assert "truncated" in refusal(path).message
 
 
+@pytest.mark.parametrize(
+    ("at", "data", "message"),
+    [
+        (0, b"JUNK", "not a GGUF file"),
+        (4, (1).to_bytes(4, "little"), "version 1"),
+        (8, (2**40).to_bytes(8, "little"), "truncated"),
+        (16, (2**40).to_bytes(8, "little"), "truncated"),
+        (24, (2**63).to_bytes(8, "little"), "truncated"),
+    ],
+)
+def test_damaged_header(at: int, data: bytes, message: str, tiny: Models, tmp_path: Path) -> None:
+    """Another magic or version, and counts and lengths beyond the file, which must neither hang nor fill memory."""
+    path = gguf_files.write_model(tmp_path / "model.gguf", tiny("llama"))
+    content = bytearray(path.read_bytes())
+    content[at : at + len(data)] = data
+    path.write_bytes(content)
+    assert message in refusal(path).message
+
+
+def test_metadata_equals_the_gguf_packages_reader(bundled: Any) -> None:
+    """Every key of the bundled file (vocabulary, merges, numbers) and every tensor, as gguf.GGUFReader reads them."""
+    reader = gguf.GGUFReader(bundled.path)
+    theirs = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    assert {key: field.contents() for key, field in bundled.gguf.fields.items()} == theirs
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert set(tensors) == set(bundled.gguf.tensors)
+    for name in ("token_embd.weight", "blk.3.ffn_down.weight", "output_norm.weight"):
+        expected = gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type)
+        np.testing.assert_array_equal(bundled.gguf.tensors[name].values(), expected)
+
+
 def test_missing_and_misshaped_tensors(tiny: Models, tmp_path: Path) -> None:
     """Both are named by the name that the engine uses."""
     path = gguf_files.write_model(tmp_path / "a.gguf", tiny("llama"), leave_out="blk.2.attn_k.weight")

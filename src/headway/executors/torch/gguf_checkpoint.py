@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import struct
 from pathlib import Path
-from typing import Any
 
-import gguf
-import numpy as np
 import torch
 from torch import Tensor
 
 from headway.errors import ModelLoadError
 from headway.executors.torch.checkpoint import Checkpoint
+from headway.executors.torch.gguf_file import GGUFFile
 from headway.executors.torch.gguf_metadata import read_spec
 from headway.executors.torch.rotary import separate_halves
 
@@ -62,21 +59,22 @@ class GGUFCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.name = _QUANTISATION_SUFFIX.sub("", path.stem)
-        reader = _open(path)
-        self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
-        _check_tensor_types(path, self._tensors)
-        self.spec = read_spec(reader.fields, self._tensors, path)
+        self.file = GGUFFile(path)
+        for name, tensor in self.file.tensors.items():
+            if tensor.tensor_type not in SUPPORTED_TENSOR_TYPES:
+                raise ModelLoadError(
+                    f"{path}: tensor {name!r} has type {tensor.tensor_type}, which is not supported.",
+                    hint=f"Supported: {', '.join(SUPPORTED_TENSOR_TYPES)}.",
+                )
+        self.spec = read_spec(self.file, path)
 
     def has(self, name: str) -> bool:
         """See `Checkpoint.has`."""
-        return _gguf_name(name) in self._tensors
+        return _gguf_name(name) in self.file.tensors
 
     def read(self, name: str) -> Tensor:
         """See `Checkpoint.read`."""
-        stored = self._tensors[_gguf_name(name)]
-        values = gguf.quants.dequantize(stored.data, stored.tensor_type)
-        # A copy: unquantised tensors come as views of the read-only file.
-        tensor = torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+        tensor = torch.from_numpy(self.file.tensors[_gguf_name(name)].values())
         # llama.cpp keeps the query and key rows of this one architecture interleaved.
         if self.spec.architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             tensor = separate_halves(tensor, self.spec.head_dim)
@@ -90,31 +88,3 @@ def _gguf_name(name: str) -> str:
     assert match is not None, name
     layer, part, kind = match.groups()
     return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
-
-
-def _open(path: Path) -> Any:
-    try:
-        return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error) as error:
-        # The reader has no error of its own: running off the end shows as whatever NumPy says, and a tensor type that
-        # it has never heard of as a failed look-up in its enumeration.
-        if "GGMLQuantizationType" in str(error):
-            raise ModelLoadError(f"{path} has a tensor of unknown type ({error}).", hint=_types_hint()) from None
-        raise ModelLoadError(
-            f"{path} is not a GGUF file, or is truncated ({error}).", hint="Download it again and compare its size."
-        ) from None
-    except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}.", hint="Check the path.") from None
-
-
-def _check_tensor_types(path: Path, tensors: dict[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.tensor_type.name not in SUPPORTED_TENSOR_TYPES:
-            raise ModelLoadError(
-                f"{path}: tensor {name!r} has type {tensor.tensor_type.name}, which is not supported.",
-                hint=_types_hint(),
-            )
-
-
-def _types_hint() -> str:
-    return f"Supported: {', '.join(SUPPORTED_TENSOR_TYPES)}."

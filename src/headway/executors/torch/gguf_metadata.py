@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ModelLoadError
+from headway.executors.torch.gguf_file import GGUFField, GGUFFile, GGUFTensor
 from headway.executors.torch.rotary import FrequencyFactors, LinearScaling, RopeScaling, YarnScaling
 from headway.executors.torch.spec import ModelSpec
 
@@ -15,13 +16,13 @@ _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 _ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 
 
-def read_spec(fields: Mapping[str, Any], tensors: Mapping[str, Any], path: Path) -> ModelSpec:
-    """Read the architecture from `fields` (the reader's), and from which tensors there are.
+def read_spec(file: GGUFFile, path: Path) -> ModelSpec:
+    """Read the architecture from the metadata, and from which tensors there are.
 
     Raises:
         ModelLoadError: a key is missing, or the architecture, or its rotary scaling, is not supported.
     """
-    metadata = _Metadata(fields, path)
+    metadata, tensors = _Metadata(file.fields, path), file.tensors
     architecture = metadata.architecture
     if architecture not in SUPPORTED_ARCHITECTURES or metadata.get("expert_count", 0):
         raise ModelLoadError(
@@ -41,7 +42,7 @@ def read_spec(fields: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
         num_kv_heads=int(metadata.get("attention.head_count_kv", num_heads)),
         head_dim=_head_dim(metadata, hidden_size // num_heads),
         intermediate_size=int(metadata["feed_forward_length"]),
-        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        vocab_size=int(tensors["token_embd.weight"].shape[0]),
         rms_norm_eps=float(metadata["attention.layer_norm_rms_epsilon"]),
         rope_theta=float(metadata.get("rope.freq_base", 10_000.0)),
         rope_scaling=_rope_scaling(metadata, tensors),
@@ -51,14 +52,14 @@ def read_spec(fields: Mapping[str, Any], tensors: Mapping[str, Any], path: Path)
         output_bias="blk.0.attn_output.bias" in tensors,
         qk_norm=architecture == "qwen3",
         tied_embeddings="output.weight" not in tensors,
-        eos_token_ids=frozenset(int(fields[key].contents()) for key in _EOS_KEYS if key in fields),
+        eos_token_ids=frozenset(int(file.fields[key].value) for key in _EOS_KEYS if key in file.fields),
     )
 
 
 class _Metadata:
     """Keys of one architecture, without its prefix; a missing one is an error that names it."""
 
-    def __init__(self, fields: Mapping[str, Any], path: Path) -> None:
+    def __init__(self, fields: Mapping[str, GGUFField], path: Path) -> None:
         self._fields = fields
         self._path = path
         self.architecture = str(self._read("general.architecture"))
@@ -69,12 +70,12 @@ class _Metadata:
     def get(self, key: str, default: Any) -> Any:
         """The value of a key that may be absent."""
         field = self._fields.get(f"{self.architecture}.{key}")
-        return default if field is None else field.contents()
+        return default if field is None else field.value
 
     def _read(self, key: str) -> Any:
         if key not in self._fields:
             raise ModelLoadError(f"{self._path} has no key {key!r}.", hint="Is it a whole language model?")
-        return self._fields[key].contents()
+        return self._fields[key].value
 
     def refuse(self, what: str, hint: str) -> ModelLoadError:
         """An error about this file."""
@@ -90,9 +91,9 @@ def _head_dim(metadata: _Metadata, default: int) -> int:
     return head_dim
 
 
-def _rope_scaling(metadata: _Metadata, tensors: Mapping[str, Any]) -> RopeScaling | None:
+def _rope_scaling(metadata: _Metadata, tensors: Mapping[str, GGUFTensor]) -> RopeScaling | None:
     if _ROPE_FACTORS_TENSOR in tensors:
-        return FrequencyFactors(tuple(float(factor) for factor in tensors[_ROPE_FACTORS_TENSOR].data.ravel()))
+        return FrequencyFactors(tuple(float(factor) for factor in tensors[_ROPE_FACTORS_TENSOR].values()))
     kind = metadata.get("rope.scaling.type", "linear" if metadata.get("rope.scale_linear", 0) else "none")
     factor = float(metadata.get("rope.scaling.factor", metadata.get("rope.scale_linear", 0)) or 1.0)
     if kind == "none" or (kind == "linear" and factor == 1.0):

@@ -10,6 +10,8 @@ import torch
 from headway.config import ModelFacts
 from headway.errors import ConfigError
 from headway.executors.torch.checkpoint import locate_model, open_checkpoint
+from headway.executors.torch.gguf_checkpoint import GGUFCheckpoint
+from headway.executors.torch.gguf_file import GGUFFile
 from headway.executors.torch.spec import ModelSpec
 from headway.executors.torch.weights import DecoderWeights, load_weights
 
@@ -23,6 +25,7 @@ class LoadedModel:
     Args:
         path: where it was found; its tokenizer is there too.
         name: what to call it unless the user says otherwise.
+        gguf: the opened file if it is one; its `fields` hold the tokenizer, so that nobody need open it again.
     """
 
     path: Path
@@ -31,6 +34,7 @@ class LoadedModel:
     weights: DecoderWeights
     device: torch.device
     dtype: torch.dtype
+    gguf: GGUFFile | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -91,7 +95,15 @@ def load(
     located = locate_model(path)
     checkpoint = open_checkpoint(located)
     weights = load_weights(checkpoint, chosen)
-    return LoadedModel(located, checkpoint.name, checkpoint.spec, weights, chosen, _DTYPES[dtype])
+    return LoadedModel(
+        path=located,
+        name=checkpoint.name,
+        spec=checkpoint.spec,
+        weights=weights,
+        device=chosen,
+        dtype=_DTYPES[dtype],
+        gguf=checkpoint.file if isinstance(checkpoint, GGUFCheckpoint) else None,
+    )
 
 
 def _device(name: str) -> torch.device:

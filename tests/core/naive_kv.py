@@ -94,7 +94,7 @@ class NaiveKv:
         for block in hits:
             assert block is not None
             self.pool.touch(block)
-        table.blocks = [None] * first_kept + hits
+        table.blocks = [*([None] * first_kept), *hits]
         table.blocks += self.pool.allocate(max(0, num_blocks - len(table.blocks)))
         table.num_registered = num_hit
         self.register(table, min(end, len(table.tokens)))

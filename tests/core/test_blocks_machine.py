@@ -46,7 +46,8 @@ class NaivePool:
 
     def release(self, block_ids: list[int]) -> None:
         """One reference fewer each; see `BlockPool.free` for the order."""
-        head, tail = [], []
+        head: list[int] = []
+        tail: list[int] = []
         for block_id in block_ids:
             self.refs[block_id] -= 1
             if not self.refs[block_id]:

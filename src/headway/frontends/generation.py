@@ -124,7 +124,7 @@ class Generation:
         return self._ready.popleft() if self._ready else None
 
     def abort(self) -> None:
-        """Give up what has not ended: the engine frees its blocks at its next step, and no output follows what is ready.
+        """Give up what has not ended: its blocks are free after the next step, and no output follows what is ready.
 
         Safe to call at any time.
         """

@@ -22,7 +22,7 @@ class Stepper:
     """
 
     def __init__(self, *, engine_version: str = "0.32.0", max_in_flight: int | None = None, **limits: Any) -> None:
-        scheduler = {"max_num_seqs": 16, "max_num_batched_tokens": 8192, "max_model_len": 8192}
+        scheduler: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 8192, "max_model_len": 8192}
         cache: dict[str, Any] = {"num_blocks": 10_000, "block_size": 16, "enable_prefix_caching": False}
         for name, value in limits.items():
             (cache if name in CacheConfig.__dataclass_fields__ else scheduler)[name] = value

@@ -44,3 +44,5 @@ def _read(path: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise WorkloadError(f"{path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}.") from None
+    except (RecursionError, ValueError) as error:
+        raise WorkloadError(f"{path} cannot be read as JSON: {error}.") from None

@@ -8,7 +8,7 @@ changes decisions, never configuration.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headway.config import REFERENCE_ENGINE_VERSION, CacheConfig, SchedulerConfig
@@ -17,44 +17,11 @@ from headway.core.profiles import EngineCrashError
 from headway.core.request import FinishReason, Request, TokenContent
 from headway.core.sampling import SamplingParams
 from headway.core.scheduler import Scheduler
-from headway.errors import WorkloadError
 from headway.executors.scripted import ScriptedExecutor
+from headway.frontends.steplog_input import read_workload
 
 Record = dict[str, Any]
 
-CONFIG_DEFAULTS: Mapping[str, Any] = {
-    "max_num_seqs": 16,
-    "max_num_batched_tokens": 2048,
-    "block_size": 16,
-    "num_blocks": 1000,
-    "enable_prefix_caching": False,
-    "enable_chunked_prefill": True,
-    "long_prefill_token_threshold": 0,
-    "policy": "fcfs",
-    "max_model_len": 8192,
-    "async_scheduling": False,
-    "watermark": 0.0,
-    "scheduler_reserve_full_isl": None,
-    "max_num_active_seqs": None,
-    "long_prefill_token_threshold_adaptive": False,
-    "batch_queue": None,
-    "max_steps": 100_000,
-    "show_blocks": False,
-    "sliding_window": None,
-}
-_REQUEST_KEYS = frozenset(
-    {
-        "id",
-        "arrival_step",
-        "prompt_token_ids",
-        "max_tokens",
-        "output_token_ids",
-        "priority",
-        "arrival_time",
-        "abort_step",
-        "cache_salt",
-    }
-)
 _FIRST_OUTPUT_ID = 10_000_000
 
 
@@ -72,10 +39,12 @@ def run_workload(workload: Mapping[str, Any], engine_version: str = REFERENCE_EN
 
 class _Run:
     def __init__(self, workload: Mapping[str, Any], engine_version: str) -> None:
-        self.settings = _read_config(workload)
-        self.specs = _read_requests(workload)
+        self.settings, self.specs = read_workload(workload)
         self.scheduler = _make_scheduler(self.settings, engine_version)
-        self.executor = ScriptedExecutor({str(spec["id"]): _outputs(i, spec) for i, spec in enumerate(self.specs)})
+        most = self.settings["max_model_len"]
+        self.executor = ScriptedExecutor(
+            {str(spec["id"]): _outputs(i, spec, most) for i, spec in enumerate(self.specs)}
+        )
         order = sorted(range(len(self.specs)), key=lambda i: (self.specs[i].get("arrival_step", 0), i))
         self.arrivals = deque(order)
         self.aborts = deque(
@@ -279,56 +248,6 @@ def _make_scheduler(settings: Mapping[str, Any], engine_version: str) -> Schedul
     return Scheduler(config, cache, engine_version=engine_version)
 
 
-def _outputs(index: int, spec: Mapping[str, Any]) -> Sequence[int]:
+def _outputs(index: int, spec: Mapping[str, Any], most: int) -> Sequence[int]:
     first = _FIRST_OUTPUT_ID + 100_000 * index
-    return spec.get("output_token_ids") or range(first, first + spec["max_tokens"])
-
-
-def _read_config(workload: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(workload, Mapping) or "requests" not in workload:
-        raise WorkloadError('A workload is a JSON object with "config" and "requests".')
-    given = workload.get("config", {})
-    unknown = sorted(set(given) - set(CONFIG_DEFAULTS))
-    if unknown:
-        raise WorkloadError(
-            f"Unknown config key(s): {', '.join(unknown)}.", hint=f"Known: {', '.join(CONFIG_DEFAULTS)}."
-        )
-    settings = dict(CONFIG_DEFAULTS) | dict(given)
-    for key, default in CONFIG_DEFAULTS.items():
-        value = settings[key]
-        kinds: tuple[type, ...] = (type(default),) if default is not None else (int, bool, type(None))
-        if isinstance(default, float):
-            kinds = (int, float)
-        if not isinstance(value, kinds):
-            raise WorkloadError(f"config.{key} must be {kinds[0].__name__}, not {value!r}.")
-    return settings
-
-
-def _read_requests(workload: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    specs = workload["requests"]
-    seen: set[str] = set()
-    for i, spec in enumerate(specs):
-        where = f"requests[{i}]"
-        unknown = sorted(set(spec) - _REQUEST_KEYS)
-        if unknown:
-            raise WorkloadError(f"{where} has unknown key(s): {', '.join(unknown)}.")
-        for key, ok in _CHECKS.items():
-            if not ok(spec.get(key)):
-                raise WorkloadError(f"{where}.{key} is missing or invalid: {str(spec.get(key))[:80]}.")
-        if str(spec["id"]) in seen:
-            raise WorkloadError(f"{where}: the id {spec['id']!r} is used twice.")
-        seen.add(str(spec["id"]))
-    return list(specs)
-
-
-def _is_count(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-_CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    "id": lambda value: isinstance(value, str | int),
-    "prompt_token_ids": lambda value: isinstance(value, list) and bool(value) and all(map(_is_count, value)),
-    "max_tokens": lambda value: _is_count(value, 1),
-    "arrival_step": lambda value: value is None or _is_count(value),
-    "abort_step": lambda value: value is None or _is_count(value),
-}
+    return spec.get("output_token_ids") or range(first, first + min(spec["max_tokens"], most))

@@ -15,8 +15,8 @@ from torch import Tensor
 from headway.core.sampling import SamplingParams
 from headway.executors.torch.sampler import SamplingRow, sample, uniform
 
-VOCAB_SIZE = 3000
-"""More than the nucleus search sorts at first, so that both of its ways run."""
+VOCAB_SIZE = 5000
+"""More than the nucleus search sorts at first, so that all of its ways run."""
 PROMPT = [1, 2, 3, 3]
 OUTPUT = [3, 5, 5, 7, 5]
 
@@ -94,6 +94,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"top_p": 0.5},
     {"top_p": 0.9},
     {"top_p": 0.999, "temperature": 2.0},
+    {"top_p": 0.9999, "temperature": 2.0},
     {"top_p": 1e-9},
     {"min_p": 0.05},
     {"min_p": 1.0},

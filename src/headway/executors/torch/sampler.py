@@ -94,10 +94,10 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     drawn = [index for index, row in enumerate(rows) if row.params.temperature >= _SMALLEST_TEMPERATURE]
     if not drawn:
         return [int(token_id) for token_id in logits.argmax(dim=-1).tolist()]
-    chosen = _draw(logits[drawn], [rows[index] for index in drawn])
     if len(drawn) == len(rows):
-        return chosen
+        return _draw(logits, rows)
     token_ids = [int(token_id) for token_id in logits.argmax(dim=-1).tolist()]
+    chosen = _draw(logits[drawn], [rows[index] for index in drawn])
     for index, token_id in zip(drawn, chosen, strict=True):
         token_ids[index] = token_id
     return token_ids

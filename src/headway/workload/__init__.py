@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.workload.generators import Generated, SharedPrefix, arrival_times
-from headway.workload.lengths import FixedLength, Length, LogNormalLength, UniformLength, parse_length
+from headway.workload.lengths import FixedLength, Length, LogNormalLength, NormalLength, UniformLength, parse_length
 from headway.workload.prompts import draw_prompt
 from headway.workload.readers import read_trace
 from headway.workload.trace import Loop, TraceRequest, Workload
@@ -16,6 +16,7 @@ __all__ = [
     "Length",
     "LogNormalLength",
     "Loop",
+    "NormalLength",
     "SharedPrefix",
     "TraceRequest",
     "UniformLength",

@@ -63,17 +63,42 @@ class LogNormalLength:
         return min(self.maximum, max(1, round(rng.lognormvariate(math.log(self.median), self.sigma))))
 
 
+@dataclass(frozen=True, slots=True)
+class NormalLength:
+    """N(mean, std), rounded, drawn again until it is within 1 to `maximum`."""
+
+    mean: float
+    std: float
+    maximum: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        ok = 1 <= self.mean <= self.maximum and self.std >= 0
+        _require(ok, f"A normal length needs 1 <= mean <= max and std >= 0, not {self}.")
+
+    def draw(self, rng: Random) -> int:
+        """One count."""
+        while True:
+            count = round(rng.gauss(self.mean, self.std))
+            if 1 <= count <= self.maximum:
+                return count
+
+
 def parse_length(text: str) -> Length:
-    """Read `512`, `100-900` or `lognormal:median=200,sigma=0.8,max=2000`.
+    """Read `512`, `100-900`, `normal:mean=1500,std=600,max=8192` or `lognormal:median=200,sigma=0.8,max=2000`.
 
     Raises:
         WorkloadError: none of these.
     """
     try:
-        if text.startswith("lognormal:"):
-            given = dict(part.split("=", 1) for part in text.removeprefix("lognormal:").split(","))
+        kind, _, rest = text.partition(":")
+        if kind in ("lognormal", "normal"):
+            given = dict(part.split("=", 1) for part in rest.split(","))
             maximum = int(given.pop("max", 1_000_000))
-            length = LogNormalLength(float(given.pop("median")), float(given.pop("sigma")), maximum)
+            length: Length
+            if kind == "normal":
+                length = NormalLength(float(given.pop("mean")), float(given.pop("std")), maximum)
+            else:
+                length = LogNormalLength(float(given.pop("median")), float(given.pop("sigma")), maximum)
             _require(not given, f"Unknown in {text!r}: {', '.join(given)}.")
             return length
         if "-" in text[1:]:

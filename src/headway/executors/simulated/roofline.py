@@ -1,54 +1,38 @@
 """Prices from physics: bytes over bandwidth or operations over arithmetic, whichever takes longer, times efficiencies.
 
 Works for any model and accelerator of the catalogue. Each step reads the weights once (of the experts, those that its
-tokens are expected to reach), reads the KV of every decoding sequence, and computes its rows.
+tokens are expected to reach), reads the KV of every decoding sequence, and computes its rows. Bytes and operations are
+counted (`work.py`); a dozen efficiencies and overheads are fitted (`coefficients.py`, `bench/fit_roofline.py`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from headway.catalog.accelerators import Accelerator
-from headway.catalog.architecture import Attention, ExpertFeedForward, LatentAttention, ModelArchitecture, token_bytes
-from headway.catalog.dtypes import dtype_bytes
-from headway.catalog.parameters import all_parts, resolve_quantization
+from headway.catalog.architecture import ModelArchitecture
 from headway.errors import ConfigError
+from headway.executors.simulated.coefficients import RooflineCoefficients, fitted_coefficients
 from headway.executors.simulated.oracle import Chunk, DecodePricer, ErrorBar, Part, StepShape, StepTime, decode_shape
+from headway.executors.simulated.work import attention_work, linear_work, peak_flops, wide_flops
 
-
-@dataclass(frozen=True, slots=True)
-class RooflineCoefficients:
-    """How far from the physical limit things run, and what the limits leave out.
-
-    Args:
-        memory: share of the bandwidth that reading weights and KV reaches.
-        compute: share of the arithmetic that matrix products reach.
-        attention: share of it that prefill attention reaches.
-        network: share of the link's bandwidth that an all-reduce reaches.
-        all_reduce_s: fixed time of one all-reduce.
-        layer_s: fixed device time of one layer: launches and small kernels.
-        host_s: host time of one step.
-        host_request_s: host time of one request in a step.
-    """
-
-    memory: float = 0.80
-    compute: float = 0.60
-    attention: float = 0.35
-    network: float = 0.60
-    all_reduce_s: float = 12e-6
-    layer_s: float = 12e-6
-    host_s: float = 1.5e-3
-    host_request_s: float = 0.0
+_RIDGE = 4.0
+"""Near the ridge a product waits for memory and arithmetic in turn: (m^4 + c^4)^(1/4), 19 % above either where equal."""
+_UNKNOWN_LINK_GBPS = 32.0
+"""PCIe 4.0 × 16, one direction: for cards of which no link is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineSetup:
     """What is priced: one replica, of `tensor_parallel_size` × `pipeline_parallel_size` GPUs.
 
-    Raises:
-        ConfigError: the accelerator's bandwidth or arithmetic is not known, or the weights' size is not.
+    Args:
+        engine_version: decides the host time of a step; empty is a current one.
+        graph_sizes: decode batches are padded to the next of these.
+        enforce_eager: no CUDA graphs: the device waits for the host to launch each layer.
     """
 
     model: ModelArchitecture
@@ -59,83 +43,73 @@ class RooflineSetup:
     kv_cache_dtype: str = "auto"
     engine_version: str = ""
     graph_sizes: tuple[int, ...] = ()
-    """Decode batches are padded to the next of these."""
+    enforce_eager: bool = False
 
 
 class RooflineOracle:
-    """See `LatencyOracle`. Attributes are per step and in seconds, bytes or operations on one GPU of the replica."""
+    """See `LatencyOracle`.
+
+    Under pipeline parallelism a step's time is that of one stage; that several steps are in flight is the engine's
+    business.
+
+    Raises:
+        ConfigError: the accelerator's bandwidth or arithmetic is not known, or the size of the weights is not.
+    """
 
     def __init__(self, setup: RooflineSetup, coefficients: RooflineCoefficients | None = None) -> None:
         self.setup = setup
-        self.coefficients = fitted = coefficients or RooflineCoefficients()
-        card = setup.accelerator
+        self.is_fitted = coefficients is None
+        self.coefficients = fitted = coefficients or fitted_coefficients().coefficients
+        card, model, tp, pp = (
+            setup.accelerator,
+            setup.model,
+            setup.tensor_parallel_size,
+            setup.pipeline_parallel_size,
+        )
         if card.bandwidth_gbps is None:
             raise ConfigError(f"The memory bandwidth of {card.id} is not known.", hint="Use --latency constant:….")
-        self._bytes_per_s = card.bandwidth_gbps * 1e9 * fitted.memory
-        self._weigh(setup)
-        self._measure_attention(setup)
-        peak = card.flops(self._arithmetic) or card.flops("bf16")
-        wide = card.flops("bf16")
-        if peak is None or wide is None:
-            raise ConfigError(f"The arithmetic of {card.id} is not known.", hint="Use --latency constant:….")
-        self._flops_per_s = peak * fitted.compute
+        self._peak_bytes_per_s = card.bandwidth_gbps * 1e9
+        self._bytes_per_s = self._peak_bytes_per_s * fitted.memory
+        self._kv_bytes_per_s = self._peak_bytes_per_s * fitted.kv_memory
+        self._work = linear_work(model, setup.quantization, tp)
+        self._kinds = attention_work(model, setup.kv_cache_dtype, tp)
+        wide = wide_flops(card)
+        self._flops_per_s = peak_flops(card, model, setup.quantization, fitted.narrow_gain) * fitted.compute
+        self._wide_flops_per_s = wide * fitted.compute
         self._attention_flops_per_s = wide * fitted.attention
-        self._fixed_s = setup.model.num_layers * fitted.layer_s
-        self._all_reduce(setup)
+        self._num_stages = pp
+        self._layers_s = model.num_layers / pp * fitted.layer_s
+        self._eager_s = model.num_layers / pp * fitted.eager_layer_s if setup.enforce_eager else 0.0
+        self._all_reduce_s = self._row_network_s = 0.0
+        self._link(setup)
+        self._plain_kv = len(self._kinds) == 1 and self._kinds[0].window is None
+        self._kv_token_s = sum(kind.token_bytes for kind in self._kinds) / pp / self._kv_bytes_per_s
+        self._rows = lru_cache(maxsize=16384)(self._price_rows)
 
     @property
     def provenance(self) -> str:
         """See `LatencyOracle`."""
         return "roofline"
 
-    def _weigh(self, setup: RooflineSetup) -> None:
-        """Bytes of weights read a step and operations a row, experts apart."""
-        model, tp = setup.model, setup.tensor_parallel_size
-        quantization = resolve_quantization(model, setup.quantization)
-        wide = dtype_bytes(model.dtype)
-        self._weight_bytes = self._expert_bytes = self._head_bytes = 0.0
-        self._row_flops = 0.0
-        for part in all_parts(model, model.layers, first=True, last=True):
-            narrow = quantization is not None and part.name in quantization.parts
-            each = quantization.bits / 8 if quantization is not None and narrow else wide
-            size = (part.split / tp + part.copied) * each
-            if part.name == "experts":
-                self._expert_bytes += size
-                self._row_flops += 2.0 * (part.active or 0) / tp
-            elif part.name == "head" or (part.name == "embedding" and model.tie_word_embeddings):
-                self._head_bytes += size
-                self._head_flops = 2.0 * (part.split + part.copied) / tp
-            elif part.name not in ("embedding", "vision", "extra"):
-                self._weight_bytes += size
-                self._row_flops += 2.0 * (part.split / tp + part.copied)
-        experts = [ffn for ffn in model.ffn_counts if isinstance(ffn, ExpertFeedForward)]
-        self._expert_share = experts[0].experts_per_token / experts[0].num_experts if experts else 0.0
-        method = quantization.method if quantization is not None else ""
-        self._arithmetic = {"fp8": "fp8", "fbgemm_fp8": "fp8", "int8": "int8", "nvfp4": "fp4"}.get(method, "bf16")
-
-    def _measure_attention(self, setup: RooflineSetup) -> None:
-        """Windows and bytes a token of each kind of layer; operations a pair of positions."""
-        model, tp = setup.model, setup.tensor_parallel_size
-        self._kv_layers: list[tuple[int | None, float, float]] = []
-        for mixer, count in model.mixer_counts.items():
-            if isinstance(mixer, Attention):
-                each = count * token_bytes(mixer, setup.kv_cache_dtype, model.dtype, tp)
-                pairs = 2.0 * count * mixer.num_heads * (mixer.head_dim + mixer.v_head_dim) / tp
-                self._kv_layers.append((mixer.window, each, pairs))
-            elif isinstance(mixer, LatentAttention):
-                each = count * token_bytes(mixer, setup.kv_cache_dtype, model.dtype, tp)
-                head_dim = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim
-                self._kv_layers.append((mixer.index_topk or None, each, 2.0 * count * mixer.num_heads * head_dim / tp))
-
-    def _all_reduce(self, setup: RooflineSetup) -> None:
+    def _link(self, setup: RooflineSetup) -> None:
         """Two all-reduces a layer over the tensor-parallel group; a hand-over between pipeline stages."""
-        tp, card, fitted = setup.tensor_parallel_size, setup.accelerator, self.coefficients
-        self._row_network_s = 0.0
+        tp, pp, card, fitted = (
+            setup.tensor_parallel_size,
+            setup.pipeline_parallel_size,
+            setup.accelerator,
+            self.coefficients,
+        )
+        reaches_all = card.link_gbps is not None and tp * pp <= card.link_world
+        gbps = (card.link_gbps if reaches_all else card.pcie_gbps) or _UNKNOWN_LINK_GBPS
+        bytes_per_s = gbps * 1e9 * fitted.network
+        row_bytes = 2.0 * setup.model.hidden_size
         if tp > 1:
-            link = (card.link_gbps or card.pcie_gbps or 32.0) * 1e9 * fitted.network
-            num_bytes = 2.0 * setup.model.num_layers * setup.model.hidden_size * 2
-            self._row_network_s = num_bytes * 2 * (tp - 1) / tp / link
-            self._fixed_s += 2 * setup.model.num_layers * fitted.all_reduce_s
+            count = 2 * setup.model.num_layers / pp
+            self._all_reduce_s = count * fitted.all_reduce_s
+            self._row_network_s = count * row_bytes * 2 * (tp - 1) / tp / bytes_per_s
+        if pp > 1:
+            self._all_reduce_s += fitted.all_reduce_s
+            self._row_network_s += row_bytes / bytes_per_s
 
     # ------------------------------------------------------------------ prices
 
@@ -144,84 +118,98 @@ class RooflineOracle:
         if not shape.chunks and shape.num_decodes == shape.num_decode_tokens == shape.num_sampled:
             device_s = self.decode_pricer(shape.num_decodes)(shape.num_context_tokens)
         else:
-            device_s = self._rows(shape.num_tokens, shape.num_sampled) + self._decode_attention(
-                shape.num_decodes, shape.num_context_tokens
-            )
+            device_s = self._rows(shape.num_tokens, shape.num_decodes + len(shape.chunks), shape.num_sampled)
+            device_s += self._decode_attention(shape.num_decodes, shape.num_context_tokens)
             for chunk in shape.chunks:
                 device_s += self._chunk_attention(chunk)
+            device_s = max(device_s, self._eager_s)
         return StepTime(device_s, self._host(shape), self.provenance)
 
     def decode_pricer(self, num_decodes: int) -> DecodePricer:
         """See `LatencyOracle`."""
-        fixed_s = self._rows(num_decodes, num_decodes)
-        if len(self._kv_layers) == 1 and self._kv_layers[0][0] is None:
-            token_s = self._kv_layers[0][1] / self._bytes_per_s
-            return lambda context: fixed_s + context * token_s
-        return lambda context: fixed_s + self._decode_attention(num_decodes, context)
+        fixed_s, eager_s = self._rows(num_decodes, num_decodes, num_decodes), self._eager_s
+        if not self._plain_kv:
+            return lambda context: max(fixed_s + self._decode_attention(num_decodes, context), eager_s)
+        token_s = self._kv_token_s
+        return lambda context: max(fixed_s + context * token_s, eager_s)
 
     def host_time(self, num_tokens: int, num_requests: int) -> float:
         """See `LatencyOracle`."""
-        return self.coefficients.host_s + num_requests * self.coefficients.host_request_s
+        return self.coefficients.host_time_s(self.setup.engine_version, num_requests)
 
     def _host(self, shape: StepShape) -> float:
         return self.host_time(shape.num_tokens, shape.num_decodes + len(shape.chunks))
 
     def _padded(self, num_rows: int) -> int:
-        return next((size for size in self.setup.graph_sizes if size >= num_rows), num_rows)
+        sizes = self.setup.graph_sizes
+        index = bisect_left(sizes, num_rows)
+        return sizes[index] if index < len(sizes) else num_rows
 
-    @lru_cache(maxsize=16384)  # noqa: B019 - an oracle lives as long as its process
-    def _rows(self, num_rows: int, num_sampled: int) -> float:
+    def _price_rows(self, num_rows: int, num_sequences: int, num_sampled: int) -> float:
         """Everything but attention."""
+        return sum(self._row_parts(num_rows, num_sequences, num_sampled).values())
+
+    def _row_parts(self, num_rows: int, num_sequences: int, num_sampled: int) -> dict[str, float]:
+        work, stages = self._work, self._num_stages
         rows = self._padded(num_rows)
-        reached = 1.0 - (1.0 - self._expert_share) ** rows
-        weights_s = (self._weight_bytes + self._expert_bytes * reached) / self._bytes_per_s
-        linear_s = max(weights_s, rows * self._row_flops / self._flops_per_s)
-        head_s = max(self._head_bytes / self._bytes_per_s, num_sampled * self._head_flops / self._flops_per_s)
-        return linear_s + (head_s if num_sampled else 0.0) + self._fixed_s + rows * self._row_network_s
+        flops = rows * (work.row_flops + work.expert_row_flops)
+        linear_s = _ridge(work.bytes_for(rows) / self._bytes_per_s, flops / self._flops_per_s) / stages
+        linear_s += num_sequences * work.state_bytes / stages / self._bytes_per_s
+        head_s = 0.0
+        if num_sampled:
+            head_s = _ridge(work.head_bytes / self._bytes_per_s, num_sampled * work.head_row_flops / self._wide_flops_per_s)
+        return {
+            "linear": linear_s,
+            "head": head_s / stages,
+            "layers": self._layers_s,
+            "all_reduce": self._all_reduce_s + rows * self._row_network_s,
+        }
 
     def _decode_attention(self, num_decodes: int, num_context_tokens: int) -> float:
+        if self._plain_kv:
+            return num_context_tokens * self._kv_token_s
         num_bytes = 0.0
-        for window, each, _ in self._kv_layers:
-            context = num_context_tokens if window is None else min(num_context_tokens, window * num_decodes)
-            num_bytes += context * each
-        return num_bytes / self._bytes_per_s
+        for kind in self._kinds:
+            context = num_context_tokens if kind.window is None else min(num_context_tokens, kind.window * num_decodes)
+            num_bytes += context * kind.token_bytes
+        return num_bytes / self._num_stages / self._kv_bytes_per_s
 
     def _chunk_attention(self, chunk: Chunk) -> float:
         new, past = chunk
         seconds = 0.0
-        for window, each, pairs in self._kv_layers:
+        for kind in self._kinds:
             seen = past + (new + 1) / 2
-            if window is not None:
-                seen = min(seen, float(window))
-            kv_s = min(past, window or past) * each / self._bytes_per_s
-            seconds += max(new * seen * pairs / self._attention_flops_per_s, kv_s)
-        return seconds
+            read = float(past)
+            if kind.window is not None:
+                seen, read = min(seen, float(kind.window)), min(read, float(kind.window))
+            kv_s = read * kind.token_bytes / self._kv_bytes_per_s
+            seconds += max(new * seen * kind.pair_flops / self._attention_flops_per_s, kv_s)
+        return seconds / self._num_stages
 
     def explain(self, shape: StepShape) -> Sequence[Part]:
-        """See `LatencyOracle`."""
-        parts = [
-            Part("linear", self._rows(shape.num_tokens, shape.num_sampled), self.provenance),
-            Part(
-                "attention_decode",
-                self._decode_attention(shape.num_decodes, shape.num_context_tokens),
-                self.provenance,
-            ),
-            Part("attention_prefill", sum(map(self._chunk_attention, shape.chunks)), self.provenance),
-            Part("host", self._host(shape), self.provenance),
-        ]
-        return [part for part in parts if part.seconds]
+        """See `LatencyOracle`. Without CUDA graphs the device may wait for launches: a part of its own."""
+        sequences = shape.num_decodes + len(shape.chunks)
+        seconds = self._row_parts(shape.num_tokens, sequences, shape.num_sampled)
+        seconds["attention_decode"] = self._decode_attention(shape.num_decodes, shape.num_context_tokens)
+        seconds["attention_prefill"] = sum(map(self._chunk_attention, shape.chunks))
+        seconds["launches"] = max(0.0, self._eager_s - sum(seconds.values()))
+        seconds["host"] = self._host(shape)
+        return [Part(name, value, self.provenance) for name, value in seconds.items() if value]
 
     def error_bar(self) -> ErrorBar | None:
-        """None until the coefficients are fitted."""
-        return None
+        """The error of TPOT on sources left out of the fit; None for coefficients of one's own."""
+        if not self.is_fitted:
+            return None
+        fitted = fitted_coefficients()
+        return ErrorBar(fitted.step_error, fitted.source)
 
     def floor_s(self, num_decodes: int, num_context_tokens: int) -> float:
         """Time that no efficiency can beat: the bytes of a decode step over the full bandwidth."""
         shape = decode_shape(num_decodes, num_context_tokens)
-        read = (
-            self._weight_bytes
-            + self._head_bytes
-            + self._expert_bytes * (1.0 - (1.0 - self._expert_share) ** shape.num_tokens)
-        )
-        attention_s = self._decode_attention(num_decodes, num_context_tokens) * self.coefficients.memory
-        return read / (self._bytes_per_s / self.coefficients.memory) + attention_s
+        read = (self._work.bytes_for(shape.num_tokens) + self._work.head_bytes) / self._num_stages
+        kv_s = self._decode_attention(num_decodes, num_context_tokens) * self.coefficients.kv_memory
+        return read / self._peak_bytes_per_s + kv_s
+
+
+def _ridge(memory_s: float, compute_s: float) -> float:
+    return float((memory_s**_RIDGE + compute_s**_RIDGE) ** (1.0 / _RIDGE))

@@ -1,7 +1,7 @@
 """The project's own goldens: step logs recorded from many vLLM releases, committed with the tests.
 
 `golden/logs.jsonl.gz` holds one workload a line: {"name", "workload", "logs": [{"versions": […], "steps": […], "tail":
-[…]} or {"versions": […], "error": …}]}. Releases that decided alike share a log. To record anew:
+[…]}]}. Releases that decided alike share a log. To record anew:
 
     HEADWAY_VLLM_SOURCES=… python -m tests.conformance.golden
 """
@@ -12,11 +12,11 @@ import argparse
 import gzip
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.live_oracle import LiveOracle
+from tests.conformance.live_oracle import LiveOracle, supports
 from tests.conformance.workloads import FAMILIES, Workload, generate
 
 FILE = Path(__file__).parent / "golden" / "logs.jsonl.gz"
@@ -32,21 +32,14 @@ STEP_FIELDS = (
 _NOT_KEPT = frozenset({"real"})
 
 
-def supports(version: str, config: Mapping[str, Any]) -> bool:
-    """Whether a release's scheduler has what these settings ask for, so that its log means something."""
-    old = tuple(int(part) for part in version.split(".")[:2]) < (0, 10)
-    return not (old and (config.get("async_scheduling") or config.get("sliding_window")))
-
-
-def condense(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is kept of a log: some fields of every step, and the records after the last step."""
-    if records[0]["type"] == "error":
-        return {"error": records[0]["error"].split(":")[0]}
-    steps = [record for record in records if record["type"] == "step"]
-    return {
-        "steps": [{name: step[name] for name in STEP_FIELDS if name in step} for step in steps],
-        "tail": list(records[1 + len(steps) :]),
-    }
+def condense(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is kept of a log: some fields of every step, and what follows the last step. Of a crash not its words."""
+    _, *rest = records
+    steps = [record for record in rest if record["type"] == "step"]
+    tail = [{"type": "error"} if record["type"] == "error" else record for record in rest[len(steps) :]]
+    kept = [{name: step[name] for name in STEP_FIELDS if name in step} for step in steps]
+    condensed: dict[str, Any] = json.loads(json.dumps({"steps": kept, "tail": tail}))
+    return condensed
 
 
 def load(path: Path = FILE) -> list[dict[str, Any]]:
@@ -97,7 +90,7 @@ def _best(family: str, lines: Sequence[dict[str, Any]], count: int, max_steps: i
     """The workloads of a family with the most distinct logs, short ones first among equals."""
 
     def length(line: dict[str, Any]) -> int:
-        return max(len(log.get("steps", ())) for log in line["logs"])
+        return max(len(log["steps"]) for log in line["logs"])
 
     mine = [line for line in lines if line["name"].startswith(f"{family}/") and length(line) <= max_steps]
     return sorted(mine, key=lambda line: (-len(line["logs"]), length(line)))[:count]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import venv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,14 @@ def vllm_python() -> Path:
         subprocess.run([*pip, "uninstall", "--yes", *_UNUSABLE], check=True)
         done.touch()
     return python
+
+
+def supports(version: str, config: Mapping[str, Any]) -> bool:
+    """Whether a release has what these settings ask for. Before 0.10.0 there is no asynchronous scheduler; windows are
+    not recorded there, nor several steps in flight, which those releases treat each in a way of its own.
+    """
+    old = tuple(int(part) for part in version.split(".")[:2]) < (0, 10)
+    return not (old and any(config.get(name) for name in ("async_scheduling", "sliding_window", "batch_queue")))
 
 
 class LiveOracle:

@@ -24,7 +24,7 @@ Records, of type:
             blocks where they apply
     deadlock  requests wait and nothing can ever change
     end     totals
-    error   the release died (instead of all other records)
+    error   the release died here
 Arrivals and aborts of step i are handed over before schedule() number i; idle steps are jumped over.
 """
 
@@ -253,11 +253,15 @@ def _blank(step: int) -> Record:
 
 
 def record(release: Release, workload: Mapping[str, Any]) -> list[Record]:
-    """All records of a workload, or a single `error` record where the release died."""
+    """All records of a workload; where the release died, those until then and an `error` record."""
+    records: list[Record] = []
     try:
-        return Recording(release, workload).run()
+        recording = Recording(release, workload)
+        records = recording.records
+        recording.run()
     except Exception as error:
-        return [{"type": "error", "error": f"{type(error).__name__}: {error}"}]
+        records.append({"type": "error", "error": f"{type(error).__name__}: {error}"})
+    return records
 
 
 def main() -> None:

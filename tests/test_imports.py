@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors"},
     "catalog": {"errors"},
     "deployment": {"catalog", "config", "errors"},
-    "planner": {"catalog", "config", "errors", "workload"},
+    "planner": {"catalog", "config", "core", "errors", "executors.simulated", "report", "workload"},
     "frontends": {
         "catalog",
         "config",
@@ -73,6 +73,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "executors.torch": {"gguf", "numpy", "safetensors", "torch"},
     "frontends": {"rich"},
     "frontends.server": {"msgspec", "prometheus_client", "starlette", "uvicorn"},
+    "planner": {"rich"},
     "report": {"matplotlib", "rich"},
     "text": {"gguf", "jinja2", "tokenizers"},
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.arrivals import Arrival, Finish, Inbox, TraceSource
@@ -202,7 +202,6 @@ def test_a_closed_inbox_ends_the_run_once_everything_is_done() -> None:
 
 
 @given(setup=setups(), arrivals=st.lists(st.tuples(st.integers(0, 30), request_specs(30)), max_size=12))
-@settings(max_examples=settings.default.max_examples // 2 if settings.default else 100)
 def test_every_request_gets_exactly_its_tokens(setup: Setup, arrivals: list[tuple[int, RequestSpec]]) -> None:
     """Whatever the policy, the pool and the neighbours: the tokens of a run are each request's own, in order, once."""
     scheduler = setup.make()

@@ -103,13 +103,6 @@ def test_a_pool_below_one_reservation_refuses_at_the_door() -> None:
         scheduler.check(make_request("r", 10))
 
 
-def test_a_sliding_window_does_not_shrink_a_reservation() -> None:
-    """Reserved blocks are all taken at once, so the door must count them all: otherwise the request waits for ever."""
-    scheduler = make_scheduler("static", num_blocks=1 + 6, max_model_len=100, window=16, budget=16, max_num_seqs=1)
-    with pytest.raises(ContextLengthError):
-        scheduler.check(make_request("r", 10))
-
-
 def test_static_does_not_share_blocks() -> None:
     assert not make_scheduler("static", caching=True).kv.config.enable_prefix_caching
 

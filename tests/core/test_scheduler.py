@@ -230,6 +230,20 @@ def test_a_resumed_request_recomputes_its_outputs_too() -> None:
     assert shares(plan) == [("b", 81)] and [request.request_id for request in plan.resumed] == ["b"]
 
 
+def test_a_resumed_request_finds_its_own_blocks_but_is_not_counted_again() -> None:
+    """Its second look-up would make the hit rate look better than what clients gained."""
+    scheduler, executor = make_scheduler(num_blocks=11, budget=200, caching=True), ScriptedExecutor()
+    for name in "ab":
+        scheduler.add(make_request(name, 80, 20))
+    one_step(scheduler, executor)
+    one_step(scheduler, executor)
+    scheduler.finish("a", FinishReason.ABORT)
+    plan, _ = one_step(scheduler, executor)
+    assert [request.request_id for request in plan.resumed] == ["b"] and plan.num_tokens < 81
+    stats = scheduler.stats
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_prompt_tokens) == (160, 0, 160)
+
+
 def _self_preempting(version: str) -> Scheduler:
     """The least important request stands first, and finds the pool full of more important ones."""
     scheduler, executor = (

@@ -70,6 +70,7 @@ AT_IMPORT_OF_COMMANDS = r"headway\.(cli|config|errors|frontends\.\w+_options)(\.
 
 THIRD_PARTY: dict[str, set[str]] = {
     "cli": {"click", "rich"},
+    "deployment": {"yaml"},
     "executors.torch": {"gguf", "numpy", "safetensors", "torch"},
     "frontends": {"rich"},
     "frontends.server": {"msgspec", "prometheus_client", "starlette", "uvicorn"},

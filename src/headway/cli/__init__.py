@@ -10,7 +10,7 @@ import click
 from headway import __version__
 from headway.errors import HeadwayError
 
-_COMMANDS = ("serve", "bench", "steplog")
+_COMMANDS = ("serve", "bench", "simulate", "steplog", "plan", "fragmentation")
 
 
 class _LazyGroup(click.Group):

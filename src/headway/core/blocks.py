@@ -45,6 +45,8 @@ class FreeQueue:
     def pop(self, num_blocks: int) -> list[Block]:
         """Take `num_blocks` from the head; there must be that many."""
         assert num_blocks <= self.num_blocks, f"{num_blocks} blocks wanted, {self.num_blocks} free"
+        if num_blocks == 1:
+            return [self._pop_first()]
         taken = []
         block = self._head.next
         for _ in range(num_blocks):
@@ -58,6 +60,18 @@ class FreeQueue:
         block.previous = self._head
         self.num_blocks -= num_blocks
         return taken
+
+    def _pop_first(self) -> Block:
+        """What `pop` does most of the time."""
+        head = self._head
+        block = head.next
+        assert block is not None
+        following = block.next
+        assert following is not None
+        head.next, following.previous = following, head
+        block.previous = block.next = None
+        self.num_blocks -= 1
+        return block
 
     def remove(self, block: Block) -> None:
         """Take one block out of the middle."""

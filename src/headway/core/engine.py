@@ -55,6 +55,8 @@ class Engine:
         self.num_steps = 0
         self._max_in_flight = max_in_flight
         self._in_flight: deque[tuple[StepPlan, Any, float]] = deque()
+        self.num_stages = 1
+        """Pipeline stages of the device: the next step may start when the first stage is free."""
         self._free_at = 0.0
         self._host_free_at = 0.0
 
@@ -154,7 +156,7 @@ class Engine:
         result: StepResult = self.executor.collect(ticket)
         self._host_free_at = max(submitted_at, self._host_free_at) + result.host_s
         started_at = max(self._host_free_at, self._free_at)
-        self._free_at = started_at + result.duration_s
+        self._free_at = started_at + result.duration_s / self.num_stages
         self.clock.finish_step(started_at, result.duration_s)
         now = self.clock.now()
         outputs = self.scheduler.update(plan, result, now)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from headway.core.engine import Engine
+from headway.core.arrivals import ArrivalSource
+from headway.core.clock import Clock
+from headway.core.engine import Engine, Listener
 from headway.core.events import StrideFinished
 from headway.core.plan import RequestOutput, StepPlan
 from headway.core.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from headway.executors.base import Executor
 
 
 class DecodePrice(Protocol):
@@ -31,8 +37,21 @@ class FastForwardEngine(Engine):
     the first step whose end reaches the next arrival, or before anything else can change the schedule.
     """
 
-    may_stride = True
-    """Whether several steps may be taken at once; otherwise lockstep alone saves work."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        source: ArrivalSource,
+        *,
+        max_in_flight: int = 1,
+        listeners: Iterable[Listener] = (),
+    ) -> None:
+        super().__init__(scheduler, executor, clock, source, max_in_flight=max_in_flight, listeners=listeners)
+        assert isinstance(executor, StridePricer), "fast-forward needs an executor that prices strides"
+        self._pricer: StridePricer = executor
+        self.may_stride = True
+        """Whether several steps may be taken at once; otherwise lockstep alone saves work."""
 
     def step(self) -> list[RequestOutput]:
         """One iteration, or a stride of them, which has no outputs: listeners get a `StrideFinished`."""
@@ -63,10 +82,10 @@ class FastForwardEngine(Engine):
     def _take_stride(self, most: int) -> None:
         scheduler = self.scheduler
         lockstep = scheduler.lockstep
-        assert lockstep is not None and isinstance(self.executor, StridePricer)
+        assert lockstep is not None
         num_requests = len(lockstep)
         padding = scheduler.policy.decode_padding(num_requests)
-        price, host_s = self.executor.price_decodes(num_requests, padding)
+        price, host_s = self._pricer.price_decodes(num_requests, padding)
         ends_at = (self._time_async if self._in_flight else self._time_sync)(
             most, num_requests, lockstep.num_context_tokens, price, host_s
         )

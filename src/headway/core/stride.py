@@ -213,18 +213,19 @@ class Lockstep:
         due = self._extend_due.pop(step_id)
         if len(due) > 1:
             due.sort(key=_order)
+        extend, write, watch = self._kv.extend, self._write, self._watch
         for member in due:
             if not member.is_active or member.finish_step < step_id:
                 continue
             request = member.request
-            self._write(member)
-            blocks = self._kv.extend(request, 1)
+            write(member)
+            blocks = extend(request, 1)
             if blocks is None:
                 return member
             if blocks:
                 added.append((step_id, request, blocks))
                 self._num_references += len(blocks)
-            self._watch(member, step_id + 1, request.num_computed_tokens + 1)
+            watch(member, step_id + 1, request.num_computed_tokens + 1)
         return None
 
     def _cut_short(self, failed: _Member, added: Sequence[AddedBlocks]) -> list[ScheduledRequest]:

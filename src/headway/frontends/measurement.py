@@ -68,6 +68,8 @@ class Measurement:
         self.waiting_s = 0.0
         """Requests waiting, summed over time."""
         self.running_s = 0.0
+        self.queued_s = 0.0
+        """Time during which anybody waited."""
         self.peak_waiting = 0
         self.peak_running = 0
 
@@ -100,6 +102,8 @@ class Measurement:
         elapsed_s = now - self._updated_at
         self.waiting_s += num_waiting * elapsed_s
         self.running_s += num_running * elapsed_s
+        if num_waiting:
+            self.queued_s += elapsed_s
         if num_waiting > self.peak_waiting:
             self.peak_waiting = num_waiting
         if num_running > self.peak_running:

@@ -40,7 +40,8 @@ class Observer(Protocol):
 class SimulatedDeployment:
     """What is simulated: one engine, or several alike behind a router.
 
-    `pipeline_stages` batches are in flight at once without asynchronous scheduling.
+    Pipeline stages work on as many batches at once, one more under asynchronous scheduling; a step takes as long as on
+    one GPU, but the next may start when the first stage is free.
     """
 
     config: EngineConfig
@@ -53,7 +54,7 @@ class SimulatedDeployment:
     def make_engine(self, source: ArrivalSource, *, fast_forward: bool) -> Engine:
         """One rank's engine, under a clock of its own."""
         config = self.config
-        depth = max(2 if config.scheduler.async_scheduling else 1, self.pipeline_stages)
+        depth = self.pipeline_stages + (1 if config.scheduler.async_scheduling else 0)
         scheduler = Scheduler(
             config.scheduler,
             config.cache,
@@ -64,7 +65,9 @@ class SimulatedDeployment:
         executor = SimulatedExecutor(self.oracle, speculation=self.speculation)
         fast = fast_forward and self.speculation is None and scheduler.fast_forward()
         kind = FastForwardEngine if fast else Engine
-        return kind(scheduler, executor, VirtualClock(), source, max_in_flight=depth)
+        engine = kind(scheduler, executor, VirtualClock(), source, max_in_flight=depth)
+        engine.num_stages = self.pipeline_stages
+        return engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,17 @@ class SimulatedWorkload:
     concurrency: int | None = None
     skip_too_long: bool = False
     """Leave out requests that the deployment could never hold, instead of refusing the workload."""
+    is_paced: bool = False
+    """Closed loop: a request also waits for its own instant, as `vllm bench serve` does with a rate and a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What a simulation saw. `summary` has the keys of `bench` and those of `Measurement.summary`."""
+    """What a simulation saw.
+
+    `summary` has the keys of `bench`; `mean_kv_usage` and `peak_kv_usage` (0 to 1); mean and peak of `num_waiting` and
+    `num_running`, means over time; `saturation`, the share of time in which anybody waited; `num_skipped`.
+    """
 
     summary: Summary
     records: Sequence[RequestRecord] = field(default=())
@@ -100,6 +109,7 @@ class _Requests:
         self._next = next(self._pending, None)
         self._num_free = workload.concurrency
         self._skip = workload.skip_too_long
+        self._is_paced = workload.is_paced
         self._index = 0
         self.num_sent = 0
         self.num_skipped = 0
@@ -113,10 +123,10 @@ class _Requests:
     def due(self, now: float, step: int) -> Sequence[Item]:
         """See `ArrivalSource.due`."""
         item = self._next
-        if item is None or (item.arrival_s > now if self._num_free is None else not self._num_free):
+        if item is None or not self._is_due(item, now):
             return ()
         items: list[Item] = []
-        while item is not None and (item.arrival_s <= now if self._num_free is None else self._num_free > 0):
+        while item is not None and self._is_due(item, now):
             request = self._request(item, item.arrival_s if self._num_free is None else now)
             if request is not None:
                 items.append(Arrival(request))
@@ -124,6 +134,11 @@ class _Requests:
                     self._num_free -= 1
             item = self._next = next(self._pending, None)
         return items
+
+    def _is_due(self, item: TraceRequest, now: float) -> bool:
+        if self._num_free is None:
+            return item.arrival_s <= now
+        return self._num_free > 0 and (not self._is_paced or item.arrival_s <= now)
 
     def _request(self, item: TraceRequest, at: float) -> Request | None:
         self._index += 1
@@ -148,7 +163,9 @@ class _Requests:
             return None
         if self._num_free is None:
             return self._next.arrival_s
-        return 0.0 if self._num_free else None
+        if not self._num_free:
+            return None
+        return self._next.arrival_s if self._is_paced else 0.0
 
     @property
     def exhausted(self) -> bool:
@@ -262,5 +279,7 @@ def _summary(stats: ServingStats, ranks: Sequence[tuple[Engine, Measurement]], s
     summary["mean_num_waiting"] = waiting / duration_s if duration_s else None
     summary["peak_num_waiting"] = sum(measurement.peak_waiting for _, measurement in ranks)
     summary["mean_num_running"] = running / duration_s if duration_s else None
+    queued = sum(measurement.queued_s for _, measurement in ranks) / len(ranks)
+    summary["saturation"] = min(1.0, queued / duration_s) if duration_s else None
     summary["peak_num_running"] = max(measurement.peak_running for _, measurement in ranks)
     return summary

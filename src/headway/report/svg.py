@@ -4,6 +4,7 @@ network to show.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
@@ -34,6 +35,14 @@ class Svg:
         self._parts.append(
             f'<line x1="{_number(x1)}" y1="{_number(y1)}" x2="{_number(x2)}" y2="{_number(y2)}"'
             f' stroke={quoteattr(stroke)} stroke-width="{_number(width)}"/>'
+        )
+
+    def polyline(self, points: Sequence[tuple[float, float]], *, stroke: str, width: float = 1.5) -> None:
+        """A line through points."""
+        path = " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
+        self._parts.append(
+            f'<polyline points="{path}" fill="none" stroke={quoteattr(stroke)} stroke-width="{_number(width)}"'
+            ' stroke-linejoin="round"/>'
         )
 
     def text(

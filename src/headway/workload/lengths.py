@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Protocol
 
@@ -83,14 +84,51 @@ class NormalLength:
                 return count
 
 
+@dataclass(frozen=True, slots=True)
+class EmpiricalLength:
+    """Counts drawn from those observed, each as likely as it was often."""
+
+    counts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _require(bool(self.counts) and min(self.counts) >= 1, "Observed lengths must be at least 1 token each.")
+
+    def draw(self, rng: Random) -> int:
+        """One count."""
+        return rng.choice(self.counts)
+
+    @classmethod
+    def from_file(cls, path: str) -> EmpiricalLength:
+        """Observed lengths from a file with one count a line.
+
+        Raises:
+            WorkloadError: names the file and the row.
+        """
+        counts = []
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise WorkloadError(f"Cannot read {path}: {error}.") from None
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            ok = line.strip().isdigit() and int(line) >= 1
+            _require(ok, f"{path}, row {number}: {line.strip()!r} is not a number of tokens.")
+            counts.append(int(line))
+        return cls(tuple(counts))
+
+
 def parse_length(text: str) -> Length:
-    """Read `512`, `100-900`, `normal:mean=1500,std=600,max=8192` or `lognormal:median=200,sigma=0.8,max=2000`.
+    """Read `512`, `100-900`, `normal:mean=1500,std=600,max=8192`, `lognormal:median=200,sigma=0.8,max=2000` or
+    `file:PATH` (one observed count a line).
 
     Raises:
         WorkloadError: none of these.
     """
+    kind, _, rest = text.partition(":")
+    if kind == "file":
+        return EmpiricalLength.from_file(rest)
     try:
-        kind, _, rest = text.partition(":")
         if kind in ("lognormal", "normal"):
             given = dict(part.split("=", 1) for part in rest.split(","))
             maximum = int(given.pop("max", 1_000_000))

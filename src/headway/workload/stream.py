@@ -36,7 +36,8 @@ class RequestStream:
         for request in _in_order(self.read()):
             if first is None:
                 first = request.arrival_s
-            yield replace(request, arrival_s=(request.arrival_s - first) * self.stretch)
+            arrival_s = (request.arrival_s - first) * self.stretch
+            yield request if arrival_s == request.arrival_s else request.arriving_at(arrival_s)
 
     def survey(self) -> StreamFacts:
         """Read everything once and say what there is.

@@ -35,6 +35,18 @@ class TraceRequest:
     row: int = field(default=0, compare=False)
     """Row of the file that it was read from; 0 if it was not."""
 
+    def arriving_at(self, arrival_s: float) -> TraceRequest:
+        """The same request at another instant; faster than `dataclasses.replace`, which matters for millions."""
+        return TraceRequest(
+            arrival_s,
+            self.num_prompt_tokens,
+            self.num_output_tokens,
+            self.request_id,
+            self.block_keys,
+            self.block_key_tokens,
+            self.row,
+        )
+
     def keys_at(self, block_size: int) -> Sequence[Hashable]:
         """Keys of the prompt's leading full KV blocks of `block_size` tokens, as `SyntheticContent` takes
         them.

@@ -1,0 +1,193 @@
+"""One run of `headway simulate`: from options to a table and the files that were asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from headway.config import BATCHING_POLICIES
+from headway.core.policies import make_policy
+from headway.errors import ConfigError
+from headway.frontends.simulation import Observer, SimulatedWorkload, SimulationResult, simulate
+from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
+from headway.frontends.simulation_output import OutputOptions
+from headway.frontends.workload_options import WorkloadOptions
+from headway.report.error_bars import error_bars
+from headway.report.simulation_table import SIMULATION_METRICS, prediction_table
+from headway.report.slo import parse_slo
+from headway.report.tables import comparison_table, facts_table, format_number
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """One policy's simulation."""
+
+    resolved: ResolvedDeployment
+    result: SimulationResult
+    bars: Mapping[str, float | None]
+    wall_s: float
+
+
+class SimulateRun:
+    """Everything that one invocation does.
+
+    Raises:
+        ConfigError: settings that cannot work. WorkloadError: a workload that cannot be used.
+    """
+
+    def __init__(self, deployment: DeploymentOptions, workload: WorkloadOptions, output: OutputOptions) -> None:
+        self._options = deployment
+        self._workload = workload
+        self._output = output
+        self._slo = parse_slo(output.slo)
+        self._resolved = deployment.resolve()
+        self._stream, self._facts = workload.open()
+        self._console = Console(stderr=output.json_path == "-")
+
+    def execute(self) -> None:
+        """Simulate, print and write."""
+        self._console.print(facts_table(f"headway simulate: {self._resolved.name}", self._settings()))
+        self._console.print()
+        if self._output.compare_policies:
+            runs = {name: self._simulate(name, []) for name in BATCHING_POLICIES}
+            summaries = {name: run.result.summary for name, run in runs.items()}
+            self._console.print(comparison_table(self._title(), summaries, SIMULATION_METRICS))
+        else:
+            runs = {self._options.policy: self._simulate_one()}
+        self._console.print(self._footer(list(runs.values())))
+        self._write_json([self._row(name, run) for name, run in runs.items()])
+
+    def _simulate(self, policy: str, observers: Sequence[Observer]) -> Simulated:
+        options = self._options
+        if make_policy(policy).reserve(1) and options.async_scheduling is None:
+            options = replace(options, async_scheduling=False)
+        resolved = options.resolve(policy)
+        started = time.perf_counter()
+        result = simulate(
+            resolved.deployment,
+            SimulatedWorkload(self._stream, self._workload.concurrency, self._workload.skip_too_long),
+            slo=self._slo,
+            observers=observers,
+            fast_forward=self._output.fast_forward,
+        )
+        wall_s = time.perf_counter() - started
+        bar = resolved.deployment.oracle.error_bar()
+        bars = error_bars(
+            result.summary, bar.relative if bar else None, is_closed=self._workload.concurrency is not None
+        )
+        return Simulated(resolved, result, bars, wall_s)
+
+    def _simulate_one(self) -> Simulated:
+        files = None
+        if self._output.follows_requests:
+            from headway.cli.simulate_files import Files
+
+            files = Files(self._output, self._resolved, self._title(), self._subtitle())
+        run = self._simulate(self._options.policy, [files] if files is not None else [])
+        self._console.print(prediction_table(self._title(), run.result.summary, run.bars))
+        if files is not None:
+            for line in files.write(run, self._settings()):
+                self._console.print(line)
+        return run
+
+    def _settings(self) -> list[tuple[str, str, str]]:
+        deployment, facts = self._resolved.deployment, self._facts
+        config = deployment.config
+        scheduler, cache, reasons = config.scheduler, config.cache, config.reasons
+        count = facts.num_requests
+        tokens = (cache.num_blocks - 1) * cache.block_size
+        rows = [
+            (
+                "workload",
+                f"{count:,} requests",
+                f"{self._workload.name}: {facts.num_prompt_tokens / count:,.0f} prompt and "
+                f"{facts.num_output_tokens / count:,.0f} output tokens on average; {self._workload.offered(facts)}",
+            ),
+            ("step times", deployment.oracle.provenance, self._error_of_oracle()),
+            ("scheduler", f"vLLM {config.engine_version}", f"policy {config.policy}"),
+            ("KV cache", f"{tokens:,} tokens", f"{cache.num_blocks:,} blocks, {reasons.get('num_blocks', 'given')}"),
+            ("max_model_len", f"{scheduler.max_model_len:,}", reasons.get("max_model_len", "given")),
+            ("max_num_seqs", f"{scheduler.max_num_seqs:,}", reasons.get("max_num_seqs", "given")),
+            (
+                "max_num_batched_tokens",
+                f"{scheduler.max_num_batched_tokens:,}",
+                reasons.get("max_num_batched_tokens", "given"),
+            ),
+            ("prefix caching", _on(cache.enable_prefix_caching), reasons.get("enable_prefix_caching", "given")),
+            ("async scheduling", _on(scheduler.async_scheduling), reasons.get("async_scheduling", "given")),
+        ]
+        if deployment.num_ranks > 1:
+            rows.append(("replicas", str(deployment.num_ranks), f"router {deployment.router}"))
+        if deployment.speculation is not None:
+            mean = deployment.speculation.mean_tokens_per_step
+            rows.append(("speculation", f"{mean:.2f} tokens a step", "acceptance model, not a draft model's behaviour"))
+        return rows
+
+    def _error_of_oracle(self) -> str:
+        bar = self._resolved.deployment.oracle.error_bar()
+        return "never judged on measurements: no error bars" if bar is None else f"± {bar.relative:.0%}, {bar.source}"
+
+    def _title(self) -> str:
+        return f"{self._resolved.name}: {self._facts.num_requests:,} requests, {self._workload.name}"
+
+    def _subtitle(self) -> str:
+        return f"{self._workload.offered(self._facts)} · step times: {self._resolved.deployment.oracle.provenance}"
+
+    def _footer(self, runs: Sequence[Simulated]) -> str:
+        wall_s = sum(run.wall_s for run in runs)
+        virtual_s = sum(run.result.summary["duration"] or 0.0 for run in runs)
+        count = sum(run.result.summary["completed"] or 0 for run in runs)
+        return (
+            f"\n{format_number(virtual_s)} s simulated in {format_number(wall_s)} s, "
+            f"{count / max(wall_s, 1e-9):,.0f} requests/s."
+        )
+
+    def _row(self, policy: str, run: Simulated) -> dict[str, object]:
+        """The keys of `bench --json`, and `error_bars`: relative errors by metric."""
+        workload, facts = self._workload, self._facts
+        rate = workload.request_rate if workload.request_rate is not None else facts.requests_per_s
+        bar = run.resolved.deployment.oracle.error_bar()
+        row: dict[str, object] = {
+            "policy": policy,
+            "label": policy,
+            "date": time.strftime("%Y%m%d-%H%M%S"),
+            "backend": "headway-simulate",
+            "num_prompts": facts.num_requests,
+            "request_rate": None if workload.concurrency else "inf" if math.isinf(rate) else rate,
+            "max_concurrency": workload.concurrency,
+            "loop": workload.loop,
+            "workload": workload.name,
+            "length_divisor": workload.length_divisor,
+            "burstiness": None if workload.trace is not None else workload.burstiness,
+            "seed": workload.seed,
+            "slo": str(self._slo) or None,
+            "provenance": run.resolved.deployment.oracle.provenance,
+            "oracle_error": bar.relative if bar else None,
+            "simulation_wall_s": run.wall_s,
+        }
+        return row | dict(run.resolved.facts()) | dict(run.result.summary) | {"error_bars": dict(run.bars)}
+
+    def _write_json(self, rows: Sequence[dict[str, object]]) -> None:
+        path = self._output.json_path
+        if path is None:
+            return
+        text = json.dumps(rows, indent=2, ensure_ascii=False)
+        if path == "-":
+            click.echo(text)
+            return
+        try:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        self._console.print(f"Results written to {path}.")
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"

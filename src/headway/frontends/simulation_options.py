@@ -1,0 +1,299 @@
+"""Settings of `headway simulate`: the deployment, its latency, and what is asked of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.catalog import find_accelerator, find_model
+from headway.catalog.defaults import version_fact
+from headway.config import (
+    BATCHING_POLICIES,
+    QUEUE_POLICIES,
+    REFERENCE_ENGINE_VERSION,
+    CacheConfig,
+    EngineConfig,
+    SchedulerConfig,
+    option,
+)
+from headway.core.policies import make_policy
+from headway.errors import ConfigError
+from headway.executors.simulated.constant import parse_constants
+from headway.executors.simulated.oracle import LatencyOracle
+from headway.executors.simulated.speculation import SpeculationModel
+from headway.frontends.routing import ROUTERS
+from headway.frontends.simulation import SimulatedDeployment
+from headway.planner import Deployment, Plan, make_plan
+
+_UNPLANNED_MAX_NUM_SEQS = 256
+_UNPLANNED_MAX_NUM_BATCHED_TOKENS = 2048
+_UNPLANNED_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentOptions:
+    """A deployment in vLLM's flags, and how long its steps take. None means as that version of vLLM chooses."""
+
+    model: str | None = option(None, "Model: a catalogue name, a Hugging Face id, or a folder with config.json.")
+    gpu: str | None = option(None, "Accelerator, such as h100, a100, l40s.")
+    latency: str = option(
+        "roofline", "Where step times come from: roofline, or constant:prefill_us=…,decode_ms=… (see the docs)."
+    )
+    engine_version: str = option(REFERENCE_ENGINE_VERSION, "The vLLM release whose scheduler and defaults are used.")
+    policy: str = option("chunked", "Batching policy.", choices=BATCHING_POLICIES)
+    tensor_parallel_size: int = option(1, "GPUs that split each layer.")
+    pipeline_parallel_size: int = option(1, "Groups of layers on different GPUs.")
+    data_parallel_size: int = option(1, "Independent replicas behind the router.")
+    router: str = option("least_loaded", "How replicas share requests.", choices=ROUTERS)
+    enable_expert_parallel: bool = option(False, "Spread experts instead of splitting them.")
+    quantization: str | None = option(None, "Weight format, such as fp8, awq; default: the model's own.")
+    kv_cache_dtype: str = option("auto", "Number format of the KV cache.")
+    max_model_len: int | None = option(None, "Longest sequence, prompt and output together.", unit="tokens")
+    max_num_seqs: int | None = option(None, "Most requests that run at once.", unit="requests")
+    max_num_batched_tokens: int | None = option(None, "Token budget of one step.", unit="tokens")
+    gpu_memory_utilization: float | None = option(None, "Share of GPU memory that the engine may use.")
+    block_size: int | None = option(None, "Tokens in one KV block.", unit="tokens")
+    num_gpu_blocks_override: int | None = option(None, "KV blocks; default: as the planner computes.")
+    kv_cache_memory_bytes: int | None = option(None, "KV memory on each GPU, for example 20GiB.", unit="bytes")
+    enforce_eager: bool = option(False, "Without CUDA graphs.")
+    enable_chunked_prefill: bool | None = option(None, "Cut long prompts into chunks.")
+    enable_prefix_caching: bool | None = option(None, "Reuse KV blocks of equal prefixes.")
+    async_scheduling: bool | None = option(None, "Schedule the next step while the current one runs.")
+    scheduling_policy: str = option("fcfs", "Order of the waiting queue.", choices=QUEUE_POLICIES)
+    long_prefill_token_threshold: int = option(
+        0, "Most tokens that one prompt may take in a step; 0 is off.", unit="tokens"
+    )
+    long_prefill_token_threshold_adaptive: bool = option(
+        False, "Never hold a prompt below its fair share of the step's budget."
+    )
+    max_num_active_seqs: int | None = option(None, "Admit at most this many, below max_num_seqs.", unit="requests")
+    scheduler_reserve_full_isl: bool | None = option(None, "Admit only what fits with its whole current sequence.")
+    watermark: float = option(0.0, "Share of the blocks that admission leaves free while requests run.")
+    speculative_config: str | None = option(
+        None, 'Speculative decoding as vLLM takes it, such as {"num_speculative_tokens": 3}.'
+    )
+    acceptance_rate: float = option(0.7, "Speculation: probability that a draft is accepted if all before it were.")
+    draft_cost: float = option(0.0, "Speculation: time of proposing one draft, as a share of the step.")
+
+    def resolve(self, policy: str | None = None) -> ResolvedDeployment:
+        """Fill in every default, as the version does, and compute the KV blocks.
+
+        Args:
+            policy: instead of `self.policy`.
+
+        Raises:
+            ConfigError: something unknown, missing, or that cannot go together.
+        """
+        plan = self._plan() if self.model is not None and self.gpu is not None else None
+        reasons: dict[str, str] = {}
+        scheduler, cache = self._planned(plan, reasons) if plan is not None else self._unplanned(reasons)
+        oracle = self._oracle(plan)
+        speculation = self._speculation()
+        name = policy or self.policy
+        if self.pipeline_parallel_size > 1 and make_policy(name).reserve(1):
+            raise ConfigError(f"The policy {name} runs one batch at a time: no pipeline.", hint="Use continuous.")
+        config = EngineConfig(name, scheduler, cache, self.engine_version, reasons)
+        deployment = SimulatedDeployment(
+            config,
+            oracle,
+            self.data_parallel_size,
+            self.router,
+            speculation,
+            self.pipeline_parallel_size,
+        )
+        return ResolvedDeployment(self, deployment, plan)
+
+    def _plan(self) -> Plan:
+        assert self.model is not None and self.gpu is not None
+        plan = make_plan(
+            Deployment(
+                find_model(self.model),
+                find_accelerator(self.gpu),
+                tensor_parallel_size=self.tensor_parallel_size,
+                pipeline_parallel_size=self.pipeline_parallel_size,
+                data_parallel_size=self.data_parallel_size,
+                enable_expert_parallel=self.enable_expert_parallel,
+                quantization=self.quantization,
+                kv_cache_dtype=self.kv_cache_dtype,
+                max_model_len=self.max_model_len,
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                block_size=self.block_size,
+                enforce_eager=self.enforce_eager,
+                enable_chunked_prefill=self.enable_chunked_prefill,
+                enable_prefix_caching=self.enable_prefix_caching,
+                async_scheduling=self.async_scheduling,
+                kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+                num_gpu_blocks_override=self.num_gpu_blocks_override,
+                engine_version=self.engine_version,
+            )
+        )
+        if plan.num_gpu_blocks < 2:
+            raise ConfigError(
+                f"{self.model} does not fit on {self.tensor_parallel_size * self.pipeline_parallel_size} × {self.gpu}: "
+                f"{plan.shortfall_bytes / 2**30:.1f} GiB are lacking for one request of max_model_len.",
+                hint="Use more GPUs (--tensor-parallel-size), a smaller weight format, or --num-gpu-blocks-override.",
+            )
+        return plan
+
+    def _planned(self, plan: Plan, reasons: dict[str, str]) -> tuple[SchedulerConfig, CacheConfig]:
+        defaults = plan.resolved.defaults
+        reasons |= defaults.reasons
+        max_model_len = plan.resolved.max_model_len
+        if self.max_model_len is None:
+            reasons["max_model_len"] = "the model's own limit"
+        given = self.num_gpu_blocks_override is not None
+        reasons["num_blocks"] = "given" if given else "from the planner"
+        if not plan.fits and self.max_model_len is None:
+            max_model_len = max(1, min(max_model_len, (plan.num_gpu_blocks - 1) * plan.block_size))
+            reasons["max_model_len"] = "what the KV cache holds; vLLM would ask for a smaller --max-model-len"
+        windows = {getattr(mixer, "window", None) for mixer in plan.deployment.model.mixer_counts}
+        scheduler = SchedulerConfig(
+            max_num_seqs=defaults.max_num_seqs,
+            max_num_batched_tokens=defaults.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=defaults.enable_chunked_prefill,
+            **self._scheduler_flags(reasons),
+        )
+        cache = CacheConfig(
+            num_blocks=plan.num_gpu_blocks,
+            block_size=plan.block_size,
+            enable_prefix_caching=defaults.enable_prefix_caching,
+            watermark=self.watermark,
+            sliding_window=windows.pop() if len(windows) == 1 else None,
+        )
+        return scheduler, cache
+
+    def _unplanned(self, reasons: dict[str, str]) -> tuple[SchedulerConfig, CacheConfig]:
+        """Without a model and a GPU there is no memory to plan: the sizes must be given."""
+        if self.num_gpu_blocks_override is None or self.max_model_len is None:
+            raise ConfigError(
+                "Without --model and --gpu the size of the KV cache is not known.",
+                hint="Give them, or --num-gpu-blocks-override and --max-model-len with --latency constant:….",
+            )
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            reasons[name] = "given" if getattr(self, name) is not None else "default on a small GPU"
+        reasons["num_blocks"] = "given"
+        caching = self.enable_prefix_caching
+        scheduler = SchedulerConfig(
+            max_num_seqs=self.max_num_seqs or _UNPLANNED_MAX_NUM_SEQS,
+            max_num_batched_tokens=self.max_num_batched_tokens or _UNPLANNED_MAX_NUM_BATCHED_TOKENS,
+            max_model_len=self.max_model_len,
+            enable_chunked_prefill=self.enable_chunked_prefill is not False,
+            **self._scheduler_flags(reasons),
+        )
+        cache = CacheConfig(
+            num_blocks=self.num_gpu_blocks_override,
+            block_size=self.block_size or _UNPLANNED_BLOCK_SIZE,
+            enable_prefix_caching=True if caching is None else caching,
+            watermark=self.watermark,
+        )
+        return scheduler, cache
+
+    def _scheduler_flags(self, reasons: dict[str, str]) -> dict[str, Any]:
+        drafts = self._num_speculative_tokens
+        is_async = self.async_scheduling
+        reasons["async_scheduling"] = "given"
+        if is_async is None:
+            by_default = bool(version_fact("async_scheduling", self.engine_version))
+            is_async = by_default and self.pipeline_parallel_size == 1 and not make_policy(self.policy).reserve(1)
+            reasons["async_scheduling"] = "as this version does" if is_async == by_default else "one batch at a time"
+        return {
+            "scheduling_policy": self.scheduling_policy,
+            "long_prefill_token_threshold": self.long_prefill_token_threshold,
+            "long_prefill_token_threshold_adaptive": self.long_prefill_token_threshold_adaptive,
+            "max_num_active_seqs": self.max_num_active_seqs,
+            "scheduler_reserve_full_isl": self.scheduler_reserve_full_isl,
+            "async_scheduling": is_async,
+            "num_speculative_tokens": drafts,
+            "num_lookahead_tokens": drafts,
+        }
+
+    def _oracle(self, plan: Plan | None) -> LatencyOracle:
+        kind, _, detail = self.latency.partition(":")
+        if kind == "constant":
+            return parse_constants(detail)
+        if kind != "roofline":
+            raise ConfigError(
+                f"There is no latency oracle {kind!r}.", hint="Known: roofline, constant:prefill_us=…,decode_ms=…."
+            )
+        if plan is None:
+            raise ConfigError("The roofline needs a model and a GPU.", hint="Give --model and --gpu.")
+        from headway.executors.simulated.roofline import RooflineOracle, RooflineSetup
+
+        deployment = plan.deployment
+        return RooflineOracle(
+            RooflineSetup(
+                deployment.model,
+                deployment.accelerator,
+                self.tensor_parallel_size,
+                self.pipeline_parallel_size,
+                self.quantization,
+                self.kv_cache_dtype,
+                self.engine_version,
+                plan.resolved.defaults.cuda_graph_sizes,
+                self.enforce_eager,
+            )
+        )
+
+    @property
+    def _num_speculative_tokens(self) -> int:
+        if self.speculative_config is None:
+            return 0
+        try:
+            given = json.loads(self.speculative_config)
+            count = int(given["num_speculative_tokens"])
+        except (ValueError, TypeError, KeyError):
+            raise ConfigError(
+                f"--speculative-config {self.speculative_config!r} does not say num_speculative_tokens.",
+                hint='As in {"method": "eagle3", "num_speculative_tokens": 3}.',
+            ) from None
+        return count
+
+    def _speculation(self) -> SpeculationModel | None:
+        count = self._num_speculative_tokens
+        return SpeculationModel(count, self.acceptance_rate, self.draft_cost) if count else None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedDeployment:
+    """A deployment ready to be simulated, and the plan that its KV blocks come from, if one was made."""
+
+    options: DeploymentOptions
+    deployment: SimulatedDeployment
+    plan: Plan | None
+
+    @property
+    def name(self) -> str:
+        """What it is called in titles."""
+        options = self.options
+        if self.plan is None:
+            return options.latency.partition(":")[0]
+        gpus = options.tensor_parallel_size * options.pipeline_parallel_size * options.data_parallel_size
+        return f"{self.plan.deployment.model.id} on {gpus} × {self.plan.deployment.accelerator.id}"
+
+    def facts(self) -> Mapping[str, object]:
+        """Settings for a JSON row."""
+        config = self.deployment.config
+        return {
+            "model_id": self.options.model,
+            "gpu": self.options.gpu,
+            "num_gpus": self.options.tensor_parallel_size
+            * self.options.pipeline_parallel_size
+            * self.options.data_parallel_size,
+            "tensor_parallel_size": self.options.tensor_parallel_size,
+            "pipeline_parallel_size": self.options.pipeline_parallel_size,
+            "data_parallel_size": self.options.data_parallel_size,
+            "latency": self.options.latency,
+            "engine_version": config.engine_version,
+            "num_blocks": config.cache.num_blocks,
+            "block_size": config.cache.block_size,
+            "enable_prefix_caching": config.cache.enable_prefix_caching,
+            "max_model_len": config.scheduler.max_model_len,
+            "max_num_seqs": config.scheduler.max_num_seqs,
+            "max_num_batched_tokens": make_policy(config.policy).limits(config.scheduler).max_num_batched_tokens,
+            "async_scheduling": config.scheduler.async_scheduling,
+        }

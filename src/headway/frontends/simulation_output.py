@@ -1,0 +1,47 @@
+"""Where the results of `headway simulate` go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.config import option
+from headway.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Files that a simulation writes, and what it judges by.
+
+    Raises:
+        ConfigError: a file in a folder that does not exist.
+    """
+
+    compare_policies: bool = option(False, "Simulate naive, static, continuous and chunked side by side.")
+    slo: str = option("", "Objectives for goodput, such as ttft_ms=500,tpot_ms=50 (also itl_ms, e2el_ms).")
+    json_path: str | None = option(None, "Write one JSON object a policy to this file; - is stdout.", flag="json")
+    html_path: str | None = option(None, "Write a report with plots to this HTML file.", flag="html")
+    perfetto_path: str | None = option(
+        None, "Write a trace for ui.perfetto.dev to this file (.json or .json.gz).", flag="perfetto"
+    )
+    requests_path: str | None = option(
+        None, "Write a row for each request and why it took as long to this CSV or JSON Lines file.", flag="requests"
+    )
+    fast_forward: bool = option(True, "Take like steps together: the same result, sooner.")
+
+    def __post_init__(self) -> None:
+        for flag, path in (
+            ("--json", self.json_path),
+            ("--html", self.html_path),
+            ("--perfetto", self.perfetto_path),
+            ("--requests", self.requests_path),
+        ):
+            if path not in (None, "-") and not Path(str(path)).absolute().parent.is_dir():
+                raise ConfigError(f"There is no folder {Path(str(path)).parent} for {flag}.")
+        if self.requests_path is not None and Path(self.requests_path).suffix not in (".csv", ".jsonl"):
+            raise ConfigError(f"--requests writes .csv or .jsonl, not {self.requests_path!r}.")
+
+    @property
+    def follows_requests(self) -> bool:
+        """Whether single requests and steps are asked for, not only totals."""
+        return self.html_path is not None or self.perfetto_path is not None or self.requests_path is not None

@@ -243,8 +243,11 @@ def _larger_card(plan: Plan) -> Fix | NoHelp | None:
 
 
 def _is_step_up(own: Accelerator, card: Accelerator) -> bool:
-    """More memory of the same vendor, from a card that was read up, and not at a much lower bandwidth."""
-    if card.vendor != own.vendor or card.memory_bytes <= own.memory_bytes or card.confidence == "low":
+    """Clearly more memory on a card of the same vendor that runs the same kernels at no much lower bandwidth, and
+    whose facts were read."""
+    if card.vendor != own.vendor or card.memory_bytes < 1.1 * own.memory_bytes or card.confidence == "low":
+        return False
+    if own.compute_capability is not None and (card.compute_capability or (0, 0)) < own.compute_capability:
         return False
     return (card.bandwidth_gbps or 0.0) >= 0.5 * (own.bandwidth_gbps or 0.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.catalog.defaults import version_fact
+from headway.core.profiles import profile_for
 from headway.planner.budget import RankBudget, Term, rank_budgets
 from headway.planner.deployment import Deployment, Resolved, resolve
 from headway.planner.memory import MemoryCoefficients, coefficients
@@ -68,6 +69,26 @@ class Plan:
     def block_size(self) -> int:
         """Tokens in a block of the layers that keep tokens."""
         return self.binding.layout.block_size
+
+    @property
+    def longest_admissible(self) -> int | None:
+        """Tokens of the longest request that is ever scheduled, where that is less than what starts; else None.
+
+        From 0.19.0 admission wants room for the whole sequence, and before 0.20.0 it did not know that sliding windows
+        give blocks back: a longer request waits for ever and holds up all behind it.
+        """
+        if not (0, 8) <= self.resolved.defaults.version[:2] <= (0, 33):
+            return None
+        profile = profile_for(".".join(map(str, self.resolved.defaults.version)))
+        if not profile.gates_on_full_sequence or profile.caps_window_at_gate:
+            return None
+        longest = self.binding.layout.longest_request(self.num_gpu_blocks, 1 << 40)
+        return longest if longest < self.resolved.max_model_len else None
+
+    def usage_of(self, num_requests: int, num_tokens: int) -> float:
+        """Share of the blocks that so many requests of so many tokens hold (at most 1)."""
+        needed = self.binding.layout.blocks_per_request(num_tokens, self.resolved.in_flight_tokens)
+        return min(1.0, num_requests * needed / self.num_gpu_blocks) if self.num_gpu_blocks else 1.0
 
     def concurrency_at(self, num_tokens: int) -> float:
         """Requests of `num_tokens` that the blocks hold at once."""

@@ -1,8 +1,8 @@
 """Which max_num_batched_tokens and max_num_seqs: step time against tokens in the step, and how many requests fit.
 
 In the steady state of a busy server every running request makes one token a step, and a request that ends is replaced
-by one whose prompt must be computed. With R running requests of P prompt and D output tokens that is R·P/D prompt tokens
-a step. A step that carries a chunk takes longer; what share of the steps carries one follows from the budget.
+by one whose prompt must be computed. With R running requests of P prompt and D output tokens that is R·P/D prompt
+tokens a step. A step that carries a chunk takes longer; what share of the steps carries one follows from the budget.
 """
 
 from __future__ import annotations

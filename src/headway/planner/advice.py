@@ -1,0 +1,83 @@
+"""What a plan means: warnings, what limits next, and the numbers at a workload's real lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.catalog.architecture import Attention
+from headway.planner.lengths import LengthStats
+from headway.planner.plan import Plan
+
+NextLimit = Literal["kv_blocks", "max_num_seqs", "max_num_batched_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class AtLengths:
+    """How many requests of a workload's mean length run at once, and what stops more.
+
+    `by_blocks`: as the KV blocks hold at their full length. `by_seats`: max_num_seqs. `by_budget`: as many as the token
+    budget can both decode and feed with prompts in the steady state.
+    """
+
+    lengths: LengthStats
+    by_blocks: float
+    by_seats: int
+    by_budget: float
+    limit: NextLimit
+
+
+def at_lengths(plan: Plan, lengths: LengthStats) -> AtLengths:
+    """The plan's concurrency for requests of these lengths."""
+    defaults = plan.resolved.defaults
+    by_blocks = plan.concurrency_at(max(1, round(lengths.mean_prompt + lengths.mean_output)))
+    by_budget = defaults.max_num_batched_tokens / (1 + lengths.mean_prompt / lengths.mean_output)
+    limits: tuple[tuple[float, NextLimit], ...] = (
+        (by_blocks, "kv_blocks"),
+        (float(defaults.max_num_seqs), "max_num_seqs"),
+        (by_budget, "max_num_batched_tokens"),
+    )
+    return AtLengths(lengths, by_blocks, defaults.max_num_seqs, by_budget, min(limits)[1])
+
+
+def next_limit(plan: Plan) -> NextLimit:
+    """What stops more requests of max_model_len from running at once."""
+    return "kv_blocks" if plan.max_concurrency < plan.resolved.defaults.max_num_seqs else "max_num_seqs"
+
+
+def warnings(plan: Plan) -> list[str]:
+    """Things that are true of a plan and easily missed."""
+    found = list(plan.deployment.model.notes)
+    longest = plan.longest_admissible
+    if longest is not None and plan.fits:
+        found.append(
+            f"The server starts, but this version never schedules a request of more than about {longest:,} tokens: it "
+            f"waits for ever and holds up all behind it. Set --max-model-len {longest // 256 * 256}."
+        )
+    card = plan.deployment.accelerator
+    if card.memory_basis == "label":
+        found.append(f"The memory that torch sees on {card.id} was not read anywhere; it is guessed from the label.")
+    if card.architecture in ("sm110", "sm121"):
+        found.append("Memory is shared with the host here: what torch reports as free moves, and the plan with it.")
+    if plan.deployment.model.vision_params is None:
+        found.append("The vision tower's weights and its activations are not counted.")
+    elif plan.deployment.model.vision_params:
+        found.append("The vision tower's weights are estimated from its shape; its activations are not counted.")
+    if plan.resolved.defaults.version < (0, 9, 1) and _has_window(plan):
+        found.append("This version sizes sliding-window layers as full attention.")
+    return found
+
+
+def _has_window(plan: Plan) -> bool:
+    return any(isinstance(mixer, Attention) and mixer.kind == "sliding" for mixer in plan.deployment.model.mixer_counts)
+
+
+def estimate_by_whole_model(plan: Plan) -> int | None:
+    """The length that vLLM's start-up error prints under pipeline parallelism: the smallest rank's memory over the
+    bytes of *all* layers, too low where ranks hold fewer. None without pipeline parallelism."""
+    if len(plan.ranks) < 2:
+        return None
+    whole = plan.kv_bytes_per_token
+    smallest = min(rank.available_bytes for rank in plan.ranks)
+    size = plan.block_size
+    return max(0, smallest) // (whole * size) * size if whole else None

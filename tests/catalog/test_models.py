@@ -1,0 +1,168 @@
+"""Finding models, and what the catalogue's facts add up to."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from headway.catalog import StateSpace, find_model, list_models
+from headway.catalog.parameters import count_parameters
+from headway.errors import ConfigError
+
+LLAMA_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_the_catalogue_holds_at_least_150_models_and_each_can_be_read() -> None:
+    """Every record gives layers, a parameter count and a source."""
+    names = list_models()
+    assert len(names) >= 150
+    for name in names:
+        model = find_model(name)
+        assert model.source and model.num_layers > 0 and model.num_params() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("meta-llama/Llama-3.1-8B", 8.03, 8.03),
+        ("Qwen/Qwen2.5-7B-Instruct", 7.616, 7.616),
+        ("meta-llama/Llama-3.2-1B", 1.236, 1.236),
+        ("deepseek-ai/DeepSeek-R1", 671.0, 37.6),
+        ("openai/gpt-oss-120b", 116.8, 5.7),
+        ("Qwen/Qwen3-30B-A3B", 30.5, 3.35),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6, 3.6),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", 49.9, 49.9),
+    ],
+)
+def test_parameters_add_up_to_the_published_counts(name: str, billions: float, active: float) -> None:
+    """Dense, tied, MoE, latent-attention, hybrid and searched architectures, within half a percent."""
+    model = find_model(name)
+    assert model.num_params() / 1e9 == pytest.approx(billions, rel=0.005)
+    assert model.num_params(active=True) / 1e9 == pytest.approx(active, rel=0.01)
+
+
+def test_parts_add_up_and_a_tied_head_is_counted_once() -> None:
+    """Llama 3.2 1B ties its embeddings: there is no head among its parts."""
+    counts = count_parameters(find_model("meta-llama/Llama-3.2-1B"))
+    assert sum(counts.by_part.values()) == counts.total
+    assert "head" not in counts.by_part
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "tp", "kib"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "auto", 1, 56),
+        ("meta-llama/Llama-3.1-8B", "auto", 1, 128),
+        ("meta-llama/Llama-3.1-8B", "fp8", 1, 64),
+        ("Qwen/Qwen3-8B", "auto", 1, 144),
+        ("meta-llama/Llama-3.1-70B", "auto", 2, 160),
+        ("meta-llama/Llama-3.1-70B", "fp8", 1, 160),
+        ("meta-llama/Llama-3.1-70B", "auto", 16, 40),
+        ("meta-llama/Llama-2-7b-hf", "auto", 1, 512),
+        ("tiiuae/falcon-7b", "auto", 4, 8),
+        ("deepseek-ai/DeepSeek-R1", "auto", 8, 68.625),
+    ],
+)
+def test_kv_bytes_per_token(name: str, kv_dtype: str, tp: int, kib: float) -> None:
+    """GQA, MHA, MQA and MLA; with more GPUs than KV heads a head is copied, and a latent vector is never split."""
+    assert find_model(name).kv_bytes_per_token(kv_dtype, tp) == kib * 1024
+
+
+def test_only_layers_that_keep_every_token_count_when_windows_are_left_out() -> None:
+    """gpt-oss slides in every other layer; Qwen3.5 keeps KV in every fourth and a state in the others."""
+    gpt_oss = find_model("openai/gpt-oss-120b")
+    assert gpt_oss.kv_bytes_per_token(windowed=False) * 2 == gpt_oss.kv_bytes_per_token()
+    hybrid = find_model("Qwen/Qwen3.5-27B")
+    assert hybrid.kv_bytes_per_token("fp8", 2) == 16 * 2 * 2 * 256
+    assert hybrid.state_bytes_per_request() > 0
+    assert sum(count for mixer, count in hybrid.mixer_counts.items() if isinstance(mixer, StateSpace)) == 48
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("LLAMA-3-8B", "meta-llama/Meta-Llama-3-8B"),
+        ("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1"),
+        ("gpt-oss-20b", "openai/gpt-oss-20b"),
+    ],
+)
+def test_short_names(name: str, found: str) -> None:
+    """The last part of an id, in any case, with or without suffixes that keep the shape."""
+    assert find_model(name).id == found
+
+
+def test_a_variant_takes_the_base_facts_and_says_so() -> None:
+    """A quantized fine-tune of another owner has the same shape; the weights' format is read from its name."""
+    model = find_model("TechxGenus/Meta-Llama-3-70B-Instruct-AWQ")
+    assert model.quantization is not None and model.quantization.method == "awq"
+    assert "meta-llama/Meta-Llama-3-70B" in model.notes[0]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.8-27B FP8", "Qwen/Qwen1.5-14B-Chat", "foo/bar-9b"])
+def test_an_unknown_model_is_unknown(name: str) -> None:
+    """A nearby version is never taken for the model that was asked for."""
+    with pytest.raises(ConfigError, match="not in the catalogue"):
+        find_model(name)
+
+
+def test_the_nearest_names_are_offered() -> None:
+    """A typing mistake gets a suggestion."""
+    with pytest.raises(ConfigError, match="Qwen/Qwen3-8B"):
+        find_model("qwen3-8bx")
+
+
+def test_an_ambiguous_start_is_refused() -> None:
+    """mistral-7b could be models of different shape."""
+    with pytest.raises(ConfigError, match="could be"):
+        find_model("mistral-7b")
+
+
+def test_a_local_folder_counts_the_bytes_of_its_safetensors_headers(tmp_path: Path) -> None:
+    """The header's offsets say how large the weights are, whatever the config says of their format."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [10], "data_offsets": [0, 20]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(20))
+    model = find_model(str(tmp_path))
+    assert model.stored_bytes == 20
+    assert model.weight_bytes() == 20
+    assert model.kv_bytes_per_token() == 2 * 2 * 2 * 16 * 2
+
+
+def test_a_broken_safetensors_file_is_named(tmp_path: Path) -> None:
+    """A file that is cut short is an error of the user's files, with its path."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(b"\x05")
+    with pytest.raises(ConfigError, match=r"model\.safetensors"):
+        find_model(str(tmp_path))
+
+
+def test_a_config_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
+    """The missing setting is named."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"architectures": ["Foo"], "num_hidden_layers": 2}))
+    with pytest.raises(ConfigError, match="num_attention_heads"):
+        find_model(str(path))
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "nonsense"])
+def test_a_config_that_is_not_json_is_refused(tmp_path: Path, text: str) -> None:
+    """The file is named in the message."""
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        find_model(str(path))

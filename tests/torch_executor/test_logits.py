@@ -101,6 +101,25 @@ def test_a_block_may_be_filled_and_shared_in_the_same_step(tiny: Models, loaded:
     close(logits[20:], tiny("llama").logits(first)[-1:])
 
 
+def test_blocks_of_others_are_never_read(tiny: Models, loaded: Loaded) -> None:
+    """Whatever lies in blocks outside a request's table, NaN included, a batch of unequal lengths does not see it."""
+    runner = Runner(loaded("llama"), num_blocks=60)
+    lengths = (5, 40, 90)
+    tables = [runner.table(length) for length in lengths]
+    own = torch.tensor([block for table in tables for block in table])
+    for layer in runner.cache.layers:
+        kept = layer[own]
+        layer.fill_(float("nan"))
+        layer[own] = kept
+    requests, expected = [], []
+    for length, table in zip(lengths, tables, strict=True):
+        token_ids = random_ids(length, VOCAB_SIZE, seed=length)
+        runner.logits(token_ids[:-1], table=table)
+        requests.append(RequestRows(token_ids[-1:], length - 1, np.array(table), 1))
+        expected.append(tiny("llama").logits(token_ids)[-1:])
+    close(runner.run(requests), torch.cat(expected))
+
+
 def test_padding_rows_change_nothing(tiny: Models, loaded: Loaded) -> None:
     """Rows that pad a prompt, a short prompt and a decode run, and leave logits and every block of the pool alone."""
     model = loaded("llama")

@@ -33,6 +33,9 @@ from headway.core.stats import SchedulerStats
 from headway.core.stride import Lockstep
 from headway.errors import ContextLengthError, RequestError
 
+_RUNNING, _FINISHED = RequestStatus.RUNNING, RequestStatus.FINISHED
+"""Read once, since they are looked at for every request of every step."""
+
 
 @dataclass(slots=True)
 class _Step:
@@ -464,6 +467,7 @@ class Scheduler:
         """
         outputs: list[RequestOutput] = []
         any_finished = False
+        is_async, num_generated = self.config.async_scheduling, 0
         scheduled, emissions = plan.scheduled, result.emissions
         if self.lockstep is not None:
             scheduled, emissions = self._update_lockstep(plan, result, now, outputs)
@@ -475,17 +479,18 @@ class Scheduler:
             stale = request.num_stale_tokens > 0
             if stale:
                 request.num_stale_tokens -= num_scheduled
-            if request.status is RequestStatus.FINISHED or not emission.num_tokens:
+            status = request.status
+            if status is _FINISHED or not emission.num_tokens:
                 continue
             if item.num_draft_tokens and not stale:
                 self._reject_drafts(request, item.num_draft_tokens + 1 - emission.num_tokens)
-            was_running = request.status is RequestStatus.RUNNING
+            was_running = status is _RUNNING
             num_tokens, reason = self._append(request, emission)
             previous_token_at = request.last_token_at
             if previous_token_at is None:
                 request.first_token_at = now
             request.last_token_at = now
-            if self.config.async_scheduling:
+            if is_async:
                 self._settle(request, num_tokens, stale, was_running)
             elif emission.num_next_draft_tokens and was_running:
                 request.num_draft_tokens = emission.num_next_draft_tokens
@@ -498,10 +503,9 @@ class Scheduler:
             token_ids = emission.token_ids
             if token_ids is not None and num_tokens < len(token_ids):
                 token_ids = token_ids[:num_tokens]
-            self.stats.num_generation_tokens += num_tokens
-            outputs.append(
-                RequestOutput(request, num_tokens, token_ids, emission.logprobs, reason, previous_token_at)
-            )
+            num_generated += num_tokens
+            outputs.append(RequestOutput(request, num_tokens, token_ids, emission.logprobs, reason, previous_token_at))
+        self.stats.num_generation_tokens += num_generated
         if any_finished:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
         if self.lockstep is not None and self.lockstep.num_prefix < len(self.running):

@@ -41,7 +41,8 @@ class SuffixMaximum:
 class Measurement:
     """An engine listener that measures every request from its arrival to its last token.
 
-    A gap between outputs of a request in lockstep is the time since the update before: it had a token there too.
+    Almost every gap between two outputs of a request is the time between two updates, the same for all that run; only
+    requests that paused (preempted, or left out of a step) are looked at one by one.
 
     Args:
         on_record: called with each request that ran to its end.
@@ -62,9 +63,10 @@ class Measurement:
         self._on_ended = on_ended
         self._updated_at = 0.0
         self._num_updates = 0
-        self._lockstep_gaps = SuffixMaximum()
-        self._max_gap_s: dict[str, float] = {}
-        self._ordinary_at: dict[str, int] = {}
+        self._gaps = SuffixMaximum()
+        """Times between updates: the gaps of whoever gets a token in each."""
+        self._max_pause_s: dict[str, float] = {}
+        self._first_update: dict[str, int] = {}
         self.waiting_s = 0.0
         """Requests waiting, summed over time."""
         self.running_s = 0.0
@@ -113,7 +115,7 @@ class Measurement:
         ends_at = event.ends_at
         self._count_time(ends_at[-1])
         num_requests, before, index = event.stride.num_requests, self._updated_at, self._num_updates
-        add_gap, add_tokens, push = self._stats.add_gap, self._stats.add_tokens, self._lockstep_gaps.push
+        add_gap, add_tokens, push = self._stats.add_gap, self._stats.add_tokens, self._gaps.push
         for now in ends_at:
             gap_s = now - before
             add_gap(gap_s, num_requests)
@@ -125,38 +127,41 @@ class Measurement:
         self._num_updates = index
 
     def _step(self, event: StepFinished) -> None:
-        now, run = event.at, event.plan.lockstep
+        now, run, before = event.at, event.plan.lockstep, self._updated_at
         self._count_time(now)
         self._num_updates += 1
-        num_tokens = num_ended = 0
-        if run is not None and run.items is None:
-            num_tokens = run.num_requests
-            gap_s = now - self._updated_at
-            self._stats.add_gap(gap_s, num_tokens)
-            self._lockstep_gaps.push(self._num_updates, gap_s)
+        gap_s = now - before
+        self._gaps.push(self._num_updates, gap_s)
+        num_in_step = num_tokens = run.num_requests if run is not None and run.items is None else 0
+        ended: list[RequestOutput] = []
         for output in event.outputs:
             if not output.in_lockstep:
                 num_tokens += output.num_tokens
-                self._ordinary(output, now)
+                if output.previous_token_at == before:
+                    num_in_step += 1
+                else:
+                    self._out_of_step(output, now)
             if output.finish_reason is not None:
-                num_ended += 1
-                self._end(output.request, output.finish_reason)
+                ended.append(output)
+        self._stats.add_gap(gap_s, num_in_step)
         if num_tokens:
             self._stats.add_tokens(now, num_tokens)
         self._updated_at = now
-        if num_ended:
-            self._on_ended(num_ended)
+        for output in ended:
+            assert output.finish_reason is not None
+            self._end(output.request, output.finish_reason)
+        if ended:
+            self._on_ended(len(ended))
 
-    def _ordinary(self, output: RequestOutput, now: float) -> None:
+    def _out_of_step(self, output: RequestOutput, now: float) -> None:
+        """A first token, or one after a pause: then the gap is longer than any of the steps in it."""
         request_id = output.request.request_id
-        if output.num_tokens and output.previous_token_at is not None:
-            gap_s = now - output.previous_token_at
-            self._stats.add_gap(gap_s)
-            # In between it may have been in lockstep, and left.
-            longest = max(gap_s, self._lockstep_gaps.since(self._ordinary_at.get(request_id, self._num_updates)))
-            if longest > self._max_gap_s.get(request_id, 0.0):
-                self._max_gap_s[request_id] = longest
-        self._ordinary_at[request_id] = self._num_updates
+        if output.previous_token_at is None:
+            self._first_update[request_id] = self._num_updates
+            return
+        gap_s = now - output.previous_token_at
+        self._stats.add_gap(gap_s)
+        self._max_pause_s[request_id] = max(gap_s, self._max_pause_s.get(request_id, 0.0))
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         max_gap_s = self._longest_gap(request)
@@ -180,9 +185,9 @@ class Measurement:
 
     def _longest_gap(self, request: Request) -> float:
         request_id = request.request_id
-        in_lockstep = self._lockstep_gaps.since(self._ordinary_at.get(request_id, self._num_updates))
-        return max(in_lockstep, self._max_gap_s.get(request_id, 0.0))
+        in_step = self._gaps.since(self._first_update.get(request_id, self._num_updates))
+        return max(in_step, self._max_pause_s.get(request_id, 0.0))
 
     def _forget(self, request: Request) -> None:
-        self._max_gap_s.pop(request.request_id, None)
-        self._ordinary_at.pop(request.request_id, None)
+        self._max_pause_s.pop(request.request_id, None)
+        self._first_update.pop(request.request_id, None)

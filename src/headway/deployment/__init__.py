@@ -1,0 +1,1 @@
+"""Reads a vLLM deployment in any form people write it, without running anything, and says what its flags do."""

@@ -1,0 +1,218 @@
+"""Reads a deployment file of any form, within bounds, without running anything."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.deployment.compose import read_compose, read_env_file
+from headway.deployment.helm import is_production_stack, looks_like_engine_args, read_values
+from headway.deployment.invocation import Invocation
+from headway.deployment.kubernetes import read_containers
+from headway.deployment.logs import read_log
+from headway.deployment.makefile import read_makefile
+from headway.deployment.mapping import config_file, engine_args
+from headway.deployment.powershell import read_powershell
+from headway.deployment.python_source import read_python
+from headway.deployment.ray_serve import is_ray, read_ray
+from headway.deployment.shell_reader import read_shell
+from headway.deployment.systemd import read_unit
+from headway.deployment.yaml_text import load_documents
+from headway.errors import InputError
+
+MAX_BYTES = 4_000_000
+MAX_LOG_BYTES = 64_000_000
+_SHELL_SUFFIXES = frozenset((".sh", ".bash", ".zsh", ".txt", ".cmdline", ".slurm", ".sbatch", ""))
+
+
+def read_file(path: Path) -> list[Invocation]:
+    """Every vLLM start that a file describes, in the file's order.
+
+    Raises:
+        InputError: the file cannot be read, is binary, too large, or holds no vLLM start.
+    """
+    text = _load(path)
+    env = path.with_name(".env")
+    variables = read_env_file(_load(env)) if _is_compose_name(path) and env.is_file() else {}
+    return read_text(text, path.name, variables=variables, folder=path.parent)
+
+
+def read_text(
+    text: str, name: str = "", *, variables: Mapping[str, str] | None = None, folder: Path | None = None
+) -> list[Invocation]:
+    """The same from a text; `name` is the file's name, which decides the form where it says so.
+
+    Raises:
+        InputError: as `read_file`.
+    """
+    found = _read(text, name, variables or {})
+    if not found:
+        raise InputError(
+            f"No start of vLLM was found in {name or 'the text'}.",
+            hint="Understood: shell, docker, compose, Kubernetes, KServe, Helm values, Ray Serve, systemd, Makefile, "
+            "PowerShell, Python, vLLM's config YAML, JSON or TOML of engine arguments, and vLLM's logs and metrics.",
+        )
+    if folder is not None:
+        for invocation in found:
+            _attach_config(invocation, folder)
+    return found
+
+
+def _load(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise InputError(f"{path} is not a file.")
+        limit = MAX_LOG_BYTES if path.suffix in (".log", ".prom") else MAX_BYTES
+        if size > limit:
+            raise InputError(f"{path} has {size} bytes; at most {limit} are read.")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
+    return decode(raw, str(path))
+
+
+def decode(raw: bytes, name: str) -> str:
+    """Text from bytes: UTF-8, or UTF-16 with its mark.
+
+    Raises:
+        InputError: binary content.
+    """
+    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not text: {error.reason} at byte {error.start}.") from None
+    if "\0" in text:
+        raise InputError(f"{name} is not text: it contains a NUL byte at position {text.index(chr(0))}.")
+    return text
+
+
+def _read(text: str, name: str, variables: Mapping[str, str]) -> list[Invocation]:
+    path = Path(name.lower())
+    suffix = path.suffix
+    if path.name.startswith(("makefile", "gnumakefile")) or suffix == ".mk":
+        return read_makefile(text)
+    if suffix in (".yaml", ".yml"):
+        return _yaml(text, name, variables)
+    if suffix == ".json":
+        return _json(text)
+    if suffix == ".toml":
+        return _toml(text)
+    if suffix == ".py":
+        return read_python(text)
+    if suffix in (".ps1", ".psm1"):
+        return read_powershell(text)
+    if suffix in (".service", ".container"):
+        return read_unit(text)
+    if suffix in (".log", ".prom"):
+        return read_log(text)
+    return _guess(text, name, variables)
+
+
+def _guess(text: str, name: str, variables: Mapping[str, str]) -> list[Invocation]:
+    """A file whose name does not tell its form."""
+    head = text.lstrip()[:400]
+    if head.startswith("{"):
+        return _json(text)
+    if re.search(r"(?m)^\[(Service|Unit|Container)\]\s*$", text[:20_000]):
+        return read_unit(text)
+    if "non-default args:" in text or "vllm:cache_config_info" in text or re.search(r"args: Namespace\(", text):
+        return read_log(text)
+    if re.search(r"(?m)^(services|apiVersion|kind|args|command|spec|servingEngineSpec|applications):", text):
+        return _yaml(text, name, variables)
+    if re.search(r"(?m)^(from|import) [\w.]+|^def \w+\(|\bLLM\(", text) and "#!/bin" not in head:
+        try:
+            if found := read_python(text):
+                return found
+        except InputError:
+            pass
+    if re.search(r"`\r?\n|\$env:", text, re.IGNORECASE):
+        return read_powershell(text)
+    if found := read_shell(text):
+        return found
+    if re.match(r"[\w.-]+:\s", head):
+        return _yaml(text, name, variables)
+    return []
+
+
+def _yaml(text: str, name: str, variables: Mapping[str, str]) -> list[Invocation]:
+    found: list[Invocation] = []
+    for document in load_documents(text):
+        found += _document(document, name, variables)
+    return found
+
+
+def _document(document: Any, name: str, variables: Mapping[str, str]) -> list[Invocation]:
+    if isinstance(document, list):
+        return read_containers({"args": document}) if all(isinstance(item, str) for item in document) else (
+            read_ray(document) or read_containers(document)
+        )
+    if not isinstance(document, Mapping):
+        return []
+    if isinstance(document.get("services"), Mapping) and "spec" not in document:
+        return read_compose(document, variables)
+    if is_production_stack(document):
+        return read_values(document)
+    if is_ray(document):
+        return read_ray(document)
+    if found := read_containers(document):
+        return found
+    if looks_like_engine_args(document):
+        return [config_file(document, name or "config.yaml")]
+    return [invocation for value in document.values() for invocation in _document(value, name, variables)]
+
+
+def _json(text: str) -> list[Invocation]:
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise InputError("The JSON text is nested too deeply to be read.") from None
+    except ValueError as error:
+        raise InputError(f"Not JSON: {error}.") from None
+    return _named(content, "JSON engine arguments", 0)
+
+
+def _toml(text: str) -> list[Invocation]:
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise InputError("The TOML text is nested too deeply to be read.") from None
+    except ValueError as error:
+        raise InputError(f"Not TOML: {error}.") from None
+    return _named(content, "TOML engine arguments", 0)
+
+
+def _named(content: Any, source: str, depth: int) -> list[Invocation]:
+    if isinstance(content, Mapping):
+        if is_ray(content):
+            return read_ray(content)
+        if looks_like_engine_args(content):
+            return [engine_args(content, source)]
+        if found := read_containers(content):
+            return found
+        content = list(content.values())
+    if isinstance(content, list) and depth < 20:
+        return [invocation for item in content for invocation in _named(item, source, depth + 1)]
+    return []
+
+
+def _is_compose_name(path: Path) -> bool:
+    return path.suffix.lower() in (".yaml", ".yml")
+
+
+def _attach_config(invocation: Invocation, folder: Path) -> None:
+    """Load the file that `--config` names, if it lies beside the deployment."""
+    texts = [word.text for word in invocation.words]
+    for index, text in enumerate(texts[:-1]):
+        if text != "--config" or texts[index + 1] in invocation.config_files:
+            continue
+        path = folder / Path(texts[index + 1]).name
+        if path.suffix.lower() in (".yaml", ".yml") and path.is_file():
+            documents = load_documents(_load(path))
+            if documents and isinstance(documents[0], Mapping):
+                invocation.config_files[texts[index + 1]] = json.dumps(documents[0], default=str)

@@ -8,6 +8,7 @@ import pytest
 
 from headway.catalog import find_accelerator, find_model
 from headway.errors import ConfigError
+from headway.frontends.simulation_options import DeploymentOptions
 from headway.planner import Plan, plan
 from headway.planner.advice import at_lengths, estimate_by_whole_model, next_limit, warnings
 from headway.planner.lengths import LengthStats
@@ -193,3 +194,14 @@ def test_a_model_with_an_unknown_cache_is_not_planned() -> None:
     """Compressed caches are unknown, not guessed."""
     with pytest.raises(ConfigError, match=r"not modelled|mixes"):
         plan(find_model("sgl-project/DeepSeek-V4-Flash-FP8"), find_accelerator("b200"), max_model_len=4096)
+
+
+def test_a_planned_configuration_is_simulated_with_exactly_the_planned_blocks() -> None:
+    """The simulator takes num_gpu_blocks from the plan, with the same defaults of the version."""
+    flags: dict[str, Any] = {"tensor_parallel_size": 2, "quantization": "fp8", "engine_version": "0.20.0"}
+    made = plan("llama-3.3-70b", "h100", max_model_len=8192, **flags)
+    options = DeploymentOptions(model="llama-3.3-70b", gpu="h100", max_model_len=8192, **flags)
+    config = options.resolve().deployment.config
+    assert config.cache.num_blocks == made.num_gpu_blocks
+    assert config.scheduler.max_num_seqs == made.resolved.defaults.max_num_seqs
+    assert config.scheduler.max_num_batched_tokens == made.resolved.defaults.max_num_batched_tokens

@@ -120,16 +120,21 @@ def advise_budget(
 
 
 def _plan_at(deployment: Deployment, budget: int, lengths: LengthStats, concurrency: int | None) -> Plan | None:
-    """The plan with a budget, and with as many seats as its blocks hold requests of the mean length."""
+    """The plan with a budget, and with as many seats as its blocks hold requests of the mean length.
+
+    Seats take memory too (sampling), so the two are settled in a few rounds.
+    """
+    seats, plan = min(256, budget, concurrency or 256), None
     try:
-        seats = min(256, budget, concurrency or 256)
-        plan = make_plan(replace(deployment, max_num_batched_tokens=budget, max_num_seqs=seats))
-        seats = min(_capacity(plan, lengths, concurrency), budget)
-        if seats < 1:
-            return None
-        return make_plan(replace(deployment, max_num_batched_tokens=budget, max_num_seqs=seats))
+        for _ in range(3):
+            plan = make_plan(replace(deployment, max_num_batched_tokens=budget, max_num_seqs=seats))
+            settled = min(_capacity(plan, lengths, concurrency), budget)
+            if settled in (0, seats):
+                break
+            seats = settled
     except ConfigError:
         return None
+    return plan if plan is not None and _capacity(plan, lengths, concurrency) >= 1 else None
 
 
 def _capacity(plan: Plan, lengths: LengthStats, concurrency: int | None) -> int:

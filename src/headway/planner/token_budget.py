@@ -36,8 +36,9 @@ class Targets:
 class BudgetPoint:
     """One budget: what a busy server does with it.
 
-    `step_ms` is a step of decodes only, `chunk_step_ms` one with a full chunk (the longest gap between tokens),
-    `tpot_ms` the mean over both. `ttft_ms` counts from when the request is scheduled, without queueing.
+    `step_ms` is a step of decodes only, `chunk_step_ms` one with a full chunk (the longest gap between tokens,
+    as a burst of prompts fills it), `tpot_ms` the mean over both. `ttft_ms` is the prefill of one request of the mean
+    length beside the decodes, without queueing.
     """
 
     max_num_batched_tokens: int
@@ -150,12 +151,15 @@ def _point(
     prompts_per_token = lengths.mean_prompt / lengths.mean_output
     capacity = max(1, min(_capacity(plan, lengths, concurrency), plan.resolved.defaults.max_num_seqs))
     balanced = int(budget / (1 + prompts_per_token))
-    running = max(1, min(capacity, balanced))
-    while running > 1 and not _meets(_measure(plan, oracle, lengths, running, ""), targets):
-        running = max(1, running - max(1, running // 16))
-    limit = "KV blocks" if running == capacity and capacity != concurrency else "concurrency"
-    if running < capacity:
-        limit = "token budget" if running == balanced else "latency target"
+    most = running = max(1, min(capacity, balanced))
+    if _meets(_measure(plan, oracle, lengths, 1, ""), targets):
+        while running > 1 and not _meets(_measure(plan, oracle, lengths, running, ""), targets):
+            running = max(1, running - max(1, running // 16))
+    limit = "KV blocks" if capacity != concurrency else "concurrency"
+    if running < most:
+        limit = "latency target"
+    elif running < capacity:
+        limit = "token budget"
     point = _measure(plan, oracle, lengths, running, limit)
     return replace(point, meets_targets=_meets(point, targets))
 
@@ -163,13 +167,17 @@ def _point(
 def _measure(plan: Plan, oracle: LatencyOracle, lengths: LengthStats, running: int, limit: str) -> BudgetPoint:
     budget = plan.resolved.defaults.max_num_batched_tokens
     context = round(running * (lengths.mean_prompt + lengths.mean_output / 2))
-    chunk = max(1, min(budget - running, round(lengths.mean_prompt * running)))
-    past = max(0, round((lengths.mean_prompt - chunk) / 2))
-    decode = oracle.step_time(StepShape((), running, running, context, running))
-    mixed = oracle.step_time(StepShape((Chunk(chunk, past),), running, running, context, running))
-    step_s, chunk_step_s = decode.device_s + decode.host_s, mixed.device_s + mixed.host_s
+    chunk = max(1, budget - running)
+
+    def step_s(num_tokens: int) -> float:
+        chunks = (Chunk(num_tokens, 0),) if num_tokens else ()
+        time = oracle.step_time(StepShape(chunks, running, running, context, running))
+        return time.device_s + time.host_s
+
+    decode_s, chunk_s = step_s(0), step_s(chunk)
     share = min(1.0, running * lengths.mean_prompt / lengths.mean_output / chunk)
-    tpot_s = share * chunk_step_s + (1 - share) * step_s
+    tpot_s = share * chunk_s + (1 - share) * decode_s
+    own_s = step_s(min(chunk, max(1, round(lengths.mean_prompt)))) * max(1.0, lengths.mean_prompt / chunk)
     return BudgetPoint(
         max_num_batched_tokens=budget,
         max_num_seqs=running,
@@ -177,10 +185,10 @@ def _measure(plan: Plan, oracle: LatencyOracle, lengths: LengthStats, running: i
         num_gpu_blocks=plan.num_gpu_blocks,
         chunk_tokens=chunk,
         chunk_share=share,
-        step_ms=1000 * step_s,
-        chunk_step_ms=1000 * chunk_step_s,
+        step_ms=1000 * decode_s,
+        chunk_step_ms=1000 * chunk_s,
         tpot_ms=1000 * tpot_s,
-        ttft_ms=1000 * chunk_step_s * max(1.0, lengths.mean_prompt / chunk),
+        ttft_ms=1000 * own_s,
         output_tokens_per_s=running / tpot_s,
         meets_targets=True,
         limited_by=limit,
@@ -206,4 +214,4 @@ def _choose(points: list[BudgetPoint], targets: Targets) -> tuple[BudgetPoint, s
     reason = f"the smallest budget within {1 - _KNEE:.0%} of the best throughput"
     if targets != Targets():
         reason += " among those that meet the targets"
-    return chosen, f"{reason[0].upper()}{reason[1:]}; {chosen.limited_by} limit how many requests run."
+    return chosen, f"{reason[0].upper()}{reason[1:]}. What limits how many run: {chosen.limited_by}."

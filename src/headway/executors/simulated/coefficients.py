@@ -23,7 +23,7 @@ class RooflineCoefficients:
         memory: share of the bandwidth that reading weights reaches.
         kv_memory: share of the bandwidth that decode attention reaches when it reads KV.
         compute: share of the 16-bit arithmetic that matrix products reach.
-        narrow_gain: how much of the extra arithmetic of 8- and 4-bit formats is reached: peak is bf16 × (ratio ** gain).
+        narrow_gain: what 8- and 4-bit arithmetic brings: the peak is taken as 16-bit peak × ratio of peaks ** gain.
         attention: share of the 16-bit arithmetic that prefill attention reaches.
         network: share of the link's bandwidth that an all-reduce reaches.
         all_reduce_s: fixed time of one all-reduce.

@@ -8,19 +8,20 @@ counted (`work.py`); a dozen efficiencies and overheads are fitted (`coefficient
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from headway.catalog.accelerators import Accelerator
 from headway.catalog.architecture import ModelArchitecture
 from headway.errors import ConfigError
 from headway.executors.simulated.coefficients import RooflineCoefficients, fitted_coefficients
 from headway.executors.simulated.oracle import Chunk, DecodePricer, ErrorBar, Part, StepShape, StepTime, decode_shape
-from headway.executors.simulated.work import attention_work, linear_work, peak_flops, wide_flops
+from headway.executors.simulated.work import attention_work, linear_work, narrow_ratio, wide_flops
 
 _RIDGE = 4.0
-"""Near the ridge a product waits for memory and arithmetic in turn: (m^4 + c^4)^(1/4), 19 % above either where equal."""
+"""Near the ridge a product waits for both in turn: (m^4 + c^4)^(1/4), 19 % above either where they are equal."""
 _UNKNOWN_LINK_GBPS = 32.0
 """PCIe 4.0 × 16, one direction: for cards of which no link is known."""
 
@@ -46,11 +47,22 @@ class RooflineSetup:
     enforce_eager: bool = False
 
 
+class RowLimits(NamedTuple):
+    """Seconds that a step's rows take at full bandwidth or full 16-bit arithmetic, before any efficiency."""
+
+    linear_memory_s: float
+    linear_compute_s: float
+    state_s: float
+    head_memory_s: float
+    head_compute_s: float
+    network_s: float
+
+
 class RooflineOracle:
     """See `LatencyOracle`.
 
-    Under pipeline parallelism a step's time is that of one stage; that several steps are in flight is the engine's
-    business.
+    Under pipeline parallelism a step's time is that of all stages, one after the other; that several steps are in
+    flight is the engine's business.
 
     Raises:
         ConfigError: the accelerator's bandwidth or arithmetic is not known, or the size of the weights is not.
@@ -60,30 +72,20 @@ class RooflineOracle:
         self.setup = setup
         self.is_fitted = coefficients is None
         self.coefficients = fitted = coefficients or fitted_coefficients().coefficients
-        card, model, tp, pp = (
-            setup.accelerator,
-            setup.model,
-            setup.tensor_parallel_size,
-            setup.pipeline_parallel_size,
-        )
+        card, model, tp = setup.accelerator, setup.model, setup.tensor_parallel_size
         if card.bandwidth_gbps is None:
             raise ConfigError(f"The memory bandwidth of {card.id} is not known.", hint="Use --latency constant:….")
         self._peak_bytes_per_s = card.bandwidth_gbps * 1e9
-        self._bytes_per_s = self._peak_bytes_per_s * fitted.memory
-        self._kv_bytes_per_s = self._peak_bytes_per_s * fitted.kv_memory
         self._work = linear_work(model, setup.quantization, tp)
         self._kinds = attention_work(model, setup.kv_cache_dtype, tp)
-        wide = wide_flops(card)
-        self._flops_per_s = peak_flops(card, model, setup.quantization, fitted.narrow_gain) * fitted.compute
-        self._wide_flops_per_s = wide * fitted.compute
-        self._attention_flops_per_s = wide * fitted.attention
-        self._num_stages = pp
-        self._layers_s = model.num_layers / pp * fitted.layer_s
-        self._eager_s = model.num_layers / pp * fitted.eager_layer_s if setup.enforce_eager else 0.0
-        self._all_reduce_s = self._row_network_s = 0.0
+        self._wide_flops_per_s = wide_flops(card)
+        self.narrow_ratio = narrow_ratio(card, model, setup.quantization)
+        self._eager_s = model.num_layers * fitted.eager_layer_s if setup.enforce_eager else 0.0
+        self.num_all_reduces = 0
+        self._row_network_s = 0.0
         self._link(setup)
         self._plain_kv = len(self._kinds) == 1 and self._kinds[0].window is None
-        self._kv_token_s = sum(kind.token_bytes for kind in self._kinds) / pp / self._kv_bytes_per_s
+        self._kv_token_s = self.kv_limit_s(1, 1) / fitted.kv_memory
         self._rows = lru_cache(maxsize=16384)(self._price_rows)
 
     @property
@@ -93,23 +95,15 @@ class RooflineOracle:
 
     def _link(self, setup: RooflineSetup) -> None:
         """Two all-reduces a layer over the tensor-parallel group; a hand-over between pipeline stages."""
-        tp, pp, card, fitted = (
-            setup.tensor_parallel_size,
-            setup.pipeline_parallel_size,
-            setup.accelerator,
-            self.coefficients,
-        )
+        tp, pp, card = setup.tensor_parallel_size, setup.pipeline_parallel_size, setup.accelerator
         reaches_all = card.link_gbps is not None and tp * pp <= card.link_world
         gbps = (card.link_gbps if reaches_all else card.pcie_gbps) or _UNKNOWN_LINK_GBPS
-        bytes_per_s = gbps * 1e9 * fitted.network
-        row_bytes = 2.0 * setup.model.hidden_size
+        row_s = 2.0 * setup.model.hidden_size / (gbps * 1e9)
         if tp > 1:
-            count = 2 * setup.model.num_layers / pp
-            self._all_reduce_s = count * fitted.all_reduce_s
-            self._row_network_s = count * row_bytes * 2 * (tp - 1) / tp / bytes_per_s
-        if pp > 1:
-            self._all_reduce_s += fitted.all_reduce_s
-            self._row_network_s += row_bytes / bytes_per_s
+            self.num_all_reduces = 2 * setup.model.num_layers
+            self._row_network_s = self.num_all_reduces * row_s * 2 * (tp - 1) / tp
+        self.num_all_reduces += pp - 1
+        self._row_network_s += (pp - 1) * row_s
 
     # ------------------------------------------------------------------ prices
 
@@ -149,42 +143,58 @@ class RooflineOracle:
         """Everything but attention."""
         return sum(self._row_parts(num_rows, num_sequences, num_sampled).values())
 
+    def row_limits(self, num_rows: int, num_sequences: int, num_sampled: int) -> RowLimits:
+        """What the rows of a step take at the physical limits; `num_rows` are padded as the engine pads them."""
+        work, rows = self._work, self._padded(num_rows)
+        sampled = bool(num_sampled)
+        return RowLimits(
+            work.bytes_for(rows) / self._peak_bytes_per_s,
+            rows * (work.row_flops + work.expert_row_flops) / self._wide_flops_per_s,
+            num_sequences * work.state_bytes / self._peak_bytes_per_s,
+            sampled * work.head_bytes / self._peak_bytes_per_s,
+            num_sampled * work.head_row_flops / self._wide_flops_per_s,
+            rows * self._row_network_s,
+        )
+
     def _row_parts(self, num_rows: int, num_sequences: int, num_sampled: int) -> dict[str, float]:
-        work, stages = self._work, self._num_stages
-        rows = self._padded(num_rows)
-        flops = rows * (work.row_flops + work.expert_row_flops)
-        linear_s = _ridge(work.bytes_for(rows) / self._bytes_per_s, flops / self._flops_per_s) / stages
-        linear_s += num_sequences * work.state_bytes / stages / self._bytes_per_s
-        head_s = 0.0
-        if num_sampled:
-            head_s = _ridge(work.head_bytes / self._bytes_per_s, num_sampled * work.head_row_flops / self._wide_flops_per_s)
+        limits, fitted = self.row_limits(num_rows, num_sequences, num_sampled), self.coefficients
+        compute = fitted.compute * self.narrow_ratio**fitted.narrow_gain
+        linear_s = _ridge(limits.linear_memory_s / fitted.memory, limits.linear_compute_s / compute)
         return {
-            "linear": linear_s,
-            "head": head_s / stages,
-            "layers": self._layers_s,
-            "all_reduce": self._all_reduce_s + rows * self._row_network_s,
+            "linear": linear_s + limits.state_s / fitted.memory,
+            "head": _ridge(limits.head_memory_s / fitted.memory, limits.head_compute_s / fitted.compute),
+            "layers": self.setup.model.num_layers * fitted.layer_s,
+            "all_reduce": self.num_all_reduces * fitted.all_reduce_s + limits.network_s / fitted.network,
         }
 
-    def _decode_attention(self, num_decodes: int, num_context_tokens: int) -> float:
-        if self._plain_kv:
-            return num_context_tokens * self._kv_token_s
+    def kv_limit_s(self, num_decodes: int, num_context_tokens: int) -> float:
+        """Reading the KV of all decodes at the full bandwidth."""
         num_bytes = 0.0
         for kind in self._kinds:
             context = num_context_tokens if kind.window is None else min(num_context_tokens, kind.window * num_decodes)
             num_bytes += context * kind.token_bytes
-        return num_bytes / self._num_stages / self._kv_bytes_per_s
+        return num_bytes / self._peak_bytes_per_s
 
-    def _chunk_attention(self, chunk: Chunk) -> float:
+    def _decode_attention(self, num_decodes: int, num_context_tokens: int) -> float:
+        if self._plain_kv:
+            return num_context_tokens * self._kv_token_s
+        return self.kv_limit_s(num_decodes, num_context_tokens) / self.coefficients.kv_memory
+
+    def chunk_limits(self, chunk: Chunk) -> Iterator[tuple[float, float]]:
+        """Attention of a chunk by kind of layer, at the physical limits: arithmetic, and reading the KV before it."""
         new, past = chunk
-        seconds = 0.0
         for kind in self._kinds:
-            seen = past + (new + 1) / 2
-            read = float(past)
+            seen, read = past + (new + 1) / 2, float(past)
             if kind.window is not None:
                 seen, read = min(seen, float(kind.window)), min(read, float(kind.window))
-            kv_s = read * kind.token_bytes / self._kv_bytes_per_s
-            seconds += max(new * seen * kind.pair_flops / self._attention_flops_per_s, kv_s)
-        return seconds / self._num_stages
+            yield (
+                new * seen * kind.pair_flops / self._wide_flops_per_s,
+                read * kind.token_bytes / self._peak_bytes_per_s,
+            )
+
+    def _chunk_attention(self, chunk: Chunk) -> float:
+        fitted = self.coefficients
+        return sum(max(c / fitted.attention, m / fitted.kv_memory) for c, m in self.chunk_limits(chunk))
 
     def explain(self, shape: StepShape) -> Sequence[Part]:
         """See `LatencyOracle`. Without CUDA graphs the device may wait for launches: a part of its own."""
@@ -206,7 +216,7 @@ class RooflineOracle:
     def floor_s(self, num_decodes: int, num_context_tokens: int) -> float:
         """Time that no efficiency can beat: the bytes of a decode step over the full bandwidth."""
         shape = decode_shape(num_decodes, num_context_tokens)
-        read = (self._work.bytes_for(shape.num_tokens) + self._work.head_bytes) / self._num_stages
+        read = self._work.bytes_for(shape.num_tokens) + self._work.head_bytes
         kv_s = self._decode_attention(num_decodes, num_context_tokens) * self.coefficients.kv_memory
         return read / self._peak_bytes_per_s + kv_s
 

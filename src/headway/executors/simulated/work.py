@@ -101,18 +101,18 @@ def attention_work(model: ModelArchitecture, kv_cache_dtype: str, tp: int) -> tu
     return tuple(found)
 
 
-def peak_flops(card: Accelerator, model: ModelArchitecture, quantization: str | None, gain: float) -> float:
-    """Operations a second of matrix products: 16-bit peak × (narrow peak / 16-bit peak) ** gain.
+def narrow_ratio(card: Accelerator, model: ModelArchitecture, quantization: str | None) -> float:
+    """The card's peak in the format that the weights are multiplied in, over its 16-bit peak.
 
-    A format that the card cannot multiply, or that is stored narrow and multiplied wide, gets the 16-bit peak.
+    1 for a format that the card cannot multiply, or that is stored narrow and multiplied wide.
     """
     wide = wide_flops(card)
     chosen: Quantization | None = resolve_quantization(model, quantization)
     if chosen is None or chosen.method in _WEIGHT_ONLY:
-        return wide
+        return 1.0
     name = _ARITHMETIC.get(chosen.method, "int8" if chosen.bits >= 8 else "")
     narrow = card.flops(name) if name else None
-    return wide if narrow is None else wide * (narrow / wide) ** gain
+    return 1.0 if narrow is None else narrow / wide
 
 
 def wide_flops(card: Accelerator) -> float:

@@ -19,7 +19,8 @@ from typing import Any
 from headway.frontends.steplog import run_workload
 from tests.conformance.comparison import Difference, first_difference
 from tests.conformance.live_oracle import INSTALLED_VERSION, LiveOracle, supports
-from tests.conformance.workloads import FAMILIES, Workload, generate, shrink
+from tests.conformance.shrinking import shrink
+from tests.conformance.workloads import FAMILIES, Workload, generate
 
 SLOW_FAMILIES = frozenset({"real"})
 """Run one seed in twenty: each workload takes as long as dozens of small ones."""

@@ -1,4 +1,4 @@
-"""Random workloads for the scheduler, by family and seed, and the shrinking of one that fails.
+"""Random workloads for the scheduler, by family and seed.
 
 A workload has the recorder's form: {"config": {…}, "requests": [{…}]}. A family names the feature that its workloads
 exercise; everything else about them is drawn at random, so that features meet.
@@ -6,9 +6,8 @@ exercise; everything else about them is drawn at random, so that features meet.
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 Workload = dict[str, Any]
@@ -339,62 +338,3 @@ FAMILIES: dict[str, Callable[[random.Random], Workload]] = {
     "real": _real,
 }
 """What `make conformance` draws from, by name."""
-
-
-# ---------------------------------------------------------------------------------------------- shrinking
-
-
-def shrink(workload: Workload, still_fails: Callable[[Workload], bool], max_trials: int = 400) -> Workload:
-    """A smaller workload that still fails: fewer requests, shorter prompts and outputs, fewer settings.
-
-    Args:
-        still_fails: whether a candidate shows the same failure; called at most `max_trials` times.
-    """
-    best = copy.deepcopy(workload)
-    trials = 0
-    progress = True
-    while progress:
-        progress = False
-        for candidate in _smaller(best):
-            if trials >= max_trials:
-                return best
-            trials += 1
-            if still_fails(candidate):
-                best, progress = candidate, True
-                break
-    return best
-
-
-def _smaller(workload: Workload) -> Iterator[Workload]:
-    """Candidates one simplification away, the boldest first."""
-    rows, config = workload["requests"], workload["config"]
-    size = len(rows) // 2
-    while size:
-        for start in range(0, len(rows), size):
-            kept = rows[:start] + rows[start + size :]
-            if kept:
-                yield {"config": dict(config), "requests": copy.deepcopy(kept)}
-        size //= 2
-    for name in sorted(config):
-        if name not in ("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs", "max_model_len"):
-            yield {"config": {k: v for k, v in config.items() if k != name}, "requests": rows}
-    for i, row in enumerate(rows):
-        for changes in _simpler_rows(row):
-            yield {"config": config, "requests": [*rows[:i], changes, *rows[i + 1 :]]}
-
-
-def _simpler_rows(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for name in ("abort_step", "cache_salt", "output_token_ids", "arrival_time", "priority"):
-        if name in row:
-            yield {k: v for k, v in row.items() if k != name}
-    length, most, step = len(row["prompt_token_ids"]), row["max_tokens"], row["arrival_step"]
-    for fewer in sorted({1, length // 2, length - 1}):
-        if 0 < fewer < length:
-            yield row | {"prompt_token_ids": row["prompt_token_ids"][:fewer]}
-    for fewer in sorted({1, most // 2, most - 1}):
-        if 0 < fewer < most:
-            yield row | {"max_tokens": fewer}
-    for earlier in sorted({0, step // 2, step - 1}):
-        if 0 <= earlier < step:
-            shift = {"abort_step": max(earlier, row["abort_step"] - step + earlier)} if "abort_step" in row else {}
-            yield row | {"arrival_step": earlier} | shift

@@ -23,7 +23,6 @@ import time
 from headway.frontends.simulation import SimulatedWorkload, SimulationResult, simulate
 from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
 from headway.frontends.workload_options import WorkloadOptions
-from headway.workload.stream import RequestStream
 
 _RATE = 6.45
 _MILLION = 1_000_000
@@ -57,13 +56,13 @@ def main() -> None:
 
 def compare(deployment: ResolvedDeployment, trace: str, rounds: int) -> None:
     """The trace with fast-forward and without, in turns."""
-    stream, facts = WorkloadOptions(trace=trace, request_rate=_RATE).open()
+    workload, facts = WorkloadOptions(trace=trace, request_rate=_RATE).open()
     seconds: dict[bool, list[float]] = {True: [], False: []}
     results: dict[bool, SimulationResult] = {}
     for _ in range(rounds):
         for fast in (True, False):
             started = time.process_time()
-            results[fast] = _run(deployment, stream, fast)
+            results[fast] = _run(deployment, workload, fast)
             seconds[fast].append(time.process_time() - started)
     for fast, name in ((True, "fast-forward"), (False, "every step")):
         median = statistics.median(seconds[fast])
@@ -108,8 +107,8 @@ def _short_requests(num_prompts: int, rate: float | None) -> WorkloadOptions:
     return WorkloadOptions(num_prompts=num_prompts, request_rate=rate, prompt_tokens="256", output_tokens="128")
 
 
-def _run(deployment: ResolvedDeployment, stream: RequestStream, fast: bool) -> SimulationResult:
-    return simulate(deployment.deployment, SimulatedWorkload(stream), fast_forward=fast)
+def _run(deployment: ResolvedDeployment, workload: SimulatedWorkload, fast: bool) -> SimulationResult:
+    return simulate(deployment.deployment, workload, fast_forward=fast)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from rich.console import Console
 from headway.config import BATCHING_POLICIES
 from headway.core.policies import make_policy
 from headway.errors import ConfigError
-from headway.frontends.simulation import Observer, SimulatedWorkload, SimulationResult, simulate
+from headway.frontends.simulation import Observer, SimulationResult, simulate
 from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
 from headway.frontends.simulation_output import OutputOptions
 from headway.frontends.workload_options import WorkloadOptions
@@ -48,7 +48,7 @@ class SimulateRun:
         self._output = output
         self._slo = parse_slo(output.slo)
         self._resolved = deployment.resolve()
-        self._stream, self._facts = workload.open()
+        self._requests, self._facts = workload.open()
         self._console = Console(stderr=output.json_path == "-")
 
     def execute(self) -> None:
@@ -72,16 +72,14 @@ class SimulateRun:
         started = time.perf_counter()
         result = simulate(
             resolved.deployment,
-            SimulatedWorkload(self._stream, self._workload.concurrency, self._workload.skip_too_long),
+            self._requests,
             slo=self._slo,
             observers=observers,
             fast_forward=self._output.fast_forward,
         )
         wall_s = time.perf_counter() - started
         bar = resolved.deployment.oracle.error_bar()
-        bars = error_bars(
-            result.summary, bar.relative if bar else None, is_closed=self._workload.concurrency is not None
-        )
+        bars = error_bars(result.summary, bar.relative if bar else None, is_closed=self._requests.is_closed)
         return Simulated(resolved, result, bars, wall_s)
 
     def _simulate_one(self) -> Simulated:
@@ -92,6 +90,9 @@ class SimulateRun:
             files = Files(self._output, self._resolved, self._title(), self._subtitle())
         run = self._simulate(self._options.policy, [files] if files is not None else [])
         self._console.print(prediction_table(self._title(), run.result.summary, run.bars))
+        if run.result.groups:
+            self._console.print()
+            self._console.print(comparison_table("By kind of client", run.result.groups, SIMULATION_METRICS))
         if files is not None:
             for line in files.write(run, self._settings()):
                 self._console.print(line)
@@ -160,7 +161,7 @@ class SimulateRun:
             "date": time.strftime("%Y%m%d-%H%M%S"),
             "backend": "headway-simulate",
             "num_prompts": facts.num_requests,
-            "request_rate": None if workload.concurrency else "inf" if math.isinf(rate) else rate,
+            "request_rate": None if self._requests.is_closed else "inf" if math.isinf(rate) else rate,
             "max_concurrency": workload.concurrency,
             "loop": workload.loop,
             "workload": workload.name,
@@ -172,7 +173,15 @@ class SimulateRun:
             "oracle_error": bar.relative if bar else None,
             "simulation_wall_s": run.wall_s,
         }
-        return row | dict(run.resolved.facts()) | dict(run.result.summary) | {"error_bars": dict(run.bars)}
+        return (
+            row
+            | dict(run.resolved.facts())
+            | dict(run.result.summary)
+            | {
+                "groups": {name: dict(summary) for name, summary in run.result.groups.items()},
+                "error_bars": dict(run.bars),
+            }
+        )
 
     def _write_json(self, rows: Sequence[dict[str, object]]) -> None:
         path = self._output.json_path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headway.core.engine import Engine
 from headway.core.events import Event, RequestEnded, RequestRefused, StepFinished, StrideFinished
@@ -46,7 +46,7 @@ class Measurement:
 
     Args:
         on_record: called with each request that ran to its end.
-        on_ended: told how many requests have ended, refused ones included.
+        on_ended: told which requests have ended in a step, refused ones too.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Measurement:
         stats: ServingStats,
         *,
         on_record: Callable[[RequestRecord, Request], None],
-        on_ended: Callable[[int], None],
+        on_ended: Callable[[Sequence[Request]], None],
     ) -> None:
         self._scheduler = engine.scheduler
         self._stats = stats
@@ -84,7 +84,7 @@ class Measurement:
         elif isinstance(event, RequestEnded | RequestRefused):
             self._stats.add_failure()
             self._forget(event.request)
-            self._on_ended(1)
+            self._on_ended([event.request])
 
     def kv_summary(self) -> dict[str, float]:
         """Waste and usage of the KV cache, 0 to 1: means weigh each step in which anything is held equally."""
@@ -151,7 +151,7 @@ class Measurement:
             assert output.finish_reason is not None
             self._end(output.request, output.finish_reason)
         if ended:
-            self._on_ended(len(ended))
+            self._on_ended([output.request for output in ended])
 
     def _out_of_step(self, output: RequestOutput, now: float) -> None:
         """A first token, or one after a pause: then the gap is longer than any of the steps in it."""

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from threading import Event
 from typing import Protocol
 
 from headway.config import EngineConfig
-from headway.core.arrivals import Arrival, ArrivalSource, Item
+from headway.core.arrivals import ArrivalSource
 from headway.core.clock import VirtualClock
 from headway.core.engine import Engine, Listener
 from headway.core.fast_forward import FastForwardEngine
-from headway.core.request import Request, SyntheticContent
-from headway.core.sampling import SamplingParams
+from headway.core.request import Request
 from headway.core.scheduler import Scheduler
-from headway.errors import WorkloadError
 from headway.executors.simulated.executor import SimulatedExecutor
 from headway.executors.simulated.oracle import LatencyOracle
 from headway.executors.simulated.speculation import SpeculationModel
 from headway.frontends.measurement import Measurement
 from headway.frontends.routing import Router, run_ranks
+from headway.frontends.sources import ClientGroup, ClientLoops, RequestMaker, RequestSource, StreamSource
 from headway.report.slo import RequestRecord, Slo
 from headway.report.summary import ServingStats, Summary
 from headway.workload import TraceRequest
@@ -75,15 +72,29 @@ class SimulatedWorkload:
     """Requests in order of arrival, and how they are offered.
 
     Open loop: at their own instants. Closed loop: by `concurrency` clients, each of which sends its next when its last
-    one has ended; arrivals are then ignored.
+    one has ended; arrivals are then ignored. With `groups` the clients send requests of their own kinds until
+    `num_requests` have been sent in all, and `requests` is ignored.
     """
 
-    requests: Iterable[TraceRequest]
+    requests: Iterable[TraceRequest] = ()
     concurrency: int | None = None
+    groups: Sequence[ClientGroup] = ()
+    num_requests: int = 0
     skip_too_long: bool = False
     """Leave out requests that the deployment could never hold, instead of refusing the workload."""
-    is_paced: bool = False
-    """Closed loop: a request also waits for its own instant, as `vllm bench serve` does with a rate and a limit."""
+    seed: int = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether requests come when others end."""
+        return self.concurrency is not None or bool(self.groups)
+
+    def source(self, config: EngineConfig) -> RequestSource:
+        """The requests, as the deployment's engines take them."""
+        make = RequestMaker(config, skip_too_long=self.skip_too_long)
+        if self.groups:
+            return ClientLoops(make, self.groups, self.num_requests, self.seed)
+        return StreamSource(make, self.requests, self.concurrency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,120 +107,8 @@ class SimulationResult:
 
     summary: Summary
     records: Sequence[RequestRecord] = field(default=())
-
-
-class _Requests:
-    """The workload as an arrival source: requests are made when they are due, and forgotten by it then."""
-
-    wake: Event | None = None
-
-    def __init__(self, make: RequestMaker, workload: SimulatedWorkload) -> None:
-        self._make = make
-        self._pending: Iterator[TraceRequest] = iter(workload.requests)
-        self._next = next(self._pending, None)
-        self._num_free = workload.concurrency
-        self._skip = workload.skip_too_long
-        self._is_paced = workload.is_paced
-        self._index = 0
-        self.num_sent = 0
-        self.num_skipped = 0
-        self.first_at: float | None = None
-
-    def release(self, num_ended: int) -> None:
-        """Closed loop: that many clients are free again."""
-        if self._num_free is not None:
-            self._num_free += num_ended
-
-    def due(self, now: float, step: int) -> Sequence[Item]:
-        """See `ArrivalSource.due`."""
-        item = self._next
-        if item is None or not self._is_due(item, now):
-            return ()
-        items: list[Item] = []
-        while item is not None and self._is_due(item, now):
-            request = self._request(item, item.arrival_s if self._num_free is None else now)
-            if request is not None:
-                items.append(Arrival(request))
-                if self._num_free is not None:
-                    self._num_free -= 1
-            item = self._next = next(self._pending, None)
-        return items
-
-    def _is_due(self, item: TraceRequest, now: float) -> bool:
-        if self._num_free is None:
-            return item.arrival_s <= now
-        return self._num_free > 0 and (not self._is_paced or item.arrival_s <= now)
-
-    def _request(self, item: TraceRequest, at: float) -> Request | None:
-        self._index += 1
-        problem = self._make.problem(item)
-        if problem is not None:
-            if self._skip:
-                self.num_skipped += 1
-                return None
-            where = f"Row {item.row}" if item.row else f"Request {self._index}"
-            raise WorkloadError(
-                f"{where} of the workload: {problem}",
-                hint="Shorten it with --length-divisor, raise --max-model-len or the blocks, or --skip-too-long.",
-            )
-        self.num_sent += 1
-        if self.first_at is None:
-            self.first_at = at
-        return self._make.request(item, self._index - 1, at)
-
-    def next_at(self) -> float | None:
-        """See `ArrivalSource.next_at`."""
-        if self._next is None:
-            return None
-        if self._num_free is None:
-            return self._next.arrival_s
-        if not self._num_free:
-            return None
-        return self._next.arrival_s if self._is_paced else 0.0
-
-    @property
-    def exhausted(self) -> bool:
-        """See `ArrivalSource.exhausted`."""
-        return self._next is None
-
-
-class RequestMaker:
-    """Makes requests of lengths and block identities, which end at exactly their output length."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._max_model_len = config.scheduler.max_model_len
-        self._block_size = config.cache.block_size
-        self._pool_tokens = (config.cache.num_blocks - 1) * config.cache.block_size
-
-    def problem(self, item: TraceRequest) -> str | None:
-        """Why the deployment could never hold this request; None if it could."""
-        num_tokens = item.num_prompt_tokens + item.num_output_tokens
-        limit = min(self._max_model_len, self._pool_tokens)
-        if num_tokens <= limit:
-            return None
-        holder = "max_model_len" if limit == self._max_model_len else "the KV cache"
-        return (
-            f"num_prompt_tokens {item.num_prompt_tokens} + num_output_tokens {item.num_output_tokens} = {num_tokens} "
-            f"tokens, more than {holder} of {limit}."
-        )
-
-    def request(self, item: TraceRequest, index: int, at: float) -> Request:
-        """A request that arrives at that instant."""
-        request_id = item.request_id or f"request-{index}"
-        keys = item.keys_at(self._block_size) if item.block_keys else ()
-        return Request(
-            request_id,
-            SyntheticContent(request_id, keys),
-            item.num_prompt_tokens,
-            _sampling(item.num_output_tokens),
-            self._max_model_len,
-            arrived_at=at,
-        )
-
-
-@lru_cache(maxsize=65536)
-def _sampling(num_output_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output_tokens)
+    groups: Mapping[str, Summary] = field(default_factory=dict)
+    """For workloads with groups of clients: a summary of each group's requests, without ITL."""
 
 
 def simulate(
@@ -236,11 +135,15 @@ def simulate(
         EngineDeadError: requests wait and none can ever be admitted.
     """
     records: list[RequestRecord] = []
-    source = _Requests(RequestMaker(deployment.config), workload)
+    source = workload.source(deployment.config)
     stats = ServingStats(source.next_at() or 0.0, slo)
-    router = Router(source, deployment.num_ranks, deployment.router, is_closed=workload.concurrency is not None)
+    router = Router(source, deployment.num_ranks, deployment.router, is_closed=workload.is_closed)
+
+    groups = {group.name: ServingStats(0.0, slo) for group in workload.groups}
 
     def finished(record: RequestRecord, request: Request) -> None:
+        if groups:
+            groups[record.request_id.rpartition("#")[0]].add_request(record)
         if keep_records:
             records.append(record)
         if on_record is not None:
@@ -251,16 +154,17 @@ def simulate(
         engine = deployment.make_engine(rank_source, fast_forward=fast_forward)
         if isinstance(engine, FastForwardEngine):
             # Of several ranks one may end a request, and so free a client, while another is within a stride.
-            engine.may_stride = may_stride and (deployment.num_ranks == 1 or workload.concurrency is None)
+            engine.may_stride = may_stride and (deployment.num_ranks == 1 or not workload.is_closed)
         measurement = Measurement(engine, stats, on_record=finished, on_ended=source.release)
         engine.listeners.append(measurement)
         engine.listeners += [observer.attach(index, engine) for observer in observers]
         ranks.append((engine, measurement))
     run_ranks([engine for engine, _ in ranks], router)
-    return SimulationResult(_summary(stats, ranks, source), records)
+    summaries = {name: group.summary() for name, group in groups.items()}
+    return SimulationResult(_summary(stats, ranks, source), records, summaries)
 
 
-def _summary(stats: ServingStats, ranks: Sequence[tuple[Engine, Measurement]], source: _Requests) -> Summary:
+def _summary(stats: ServingStats, ranks: Sequence[tuple[Engine, Measurement]], source: RequestSource) -> Summary:
     summary = stats.summary()
     duration_s = summary["duration"] or 0.0
     summary |= {

@@ -7,9 +7,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from headway.config import option
 from headway.errors import ConfigError
+from headway.frontends.simulation import SimulatedWorkload
+from headway.frontends.sources import parse_clients
 from headway.workload import Generated, MultiTurn, Ramp, SharedPrefix, TraceRequest, parse_length, scale_lengths
 from headway.workload.formats import has_arrivals, read_requests
 from headway.workload.stream import RequestStream, StreamFacts, merge
@@ -37,6 +40,9 @@ class WorkloadOptions:
         None, "Open loop with a rate that grows: START-END in requests/s, or START-END:exponential."
     )
     concurrency: int | None = option(None, "Closed loop: this many clients, each sending when its last request ended.")
+    clients: str | None = option(
+        None, "Closed loop of several kinds of clients: COUNTxPROMPT/OUTPUT,…, as in 4x128/512,8x16384/1."
+    )
     prompt_tokens: str = option("512", "Generated prompt length: N, LOW-HIGH, lognormal:median=…,sigma=… or file:PATH.")
     output_tokens: str = option("128", "Generated output length, written likewise.")
     burstiness: float = option(1.0, "Generated arrivals: 1 is Poisson, less is burstier, inf is constant.")
@@ -55,6 +61,7 @@ class WorkloadOptions:
                 ("--request-rate", self.request_rate),
                 ("--ramp", self.ramp),
                 ("--concurrency", self.concurrency),
+                ("--clients", self.clients),
             )
             if value is not None
         ]
@@ -70,8 +77,9 @@ class WorkloadOptions:
         ):
             if number is not None and not number > 0:
                 raise ConfigError(f"{flag} must be positive, not {number:g}.")
-        if self.ramp is not None and self.trace is not None:
-            raise ConfigError("--ramp is for generated arrivals.", hint="Leave --trace or --ramp out.")
+        for flag, value in (("--ramp", self.ramp), ("--clients", self.clients)):
+            if value is not None and self.trace is not None:
+                raise ConfigError(f"{flag} is for generated requests.", hint=f"Leave --trace or {flag} out.")
 
     @property
     def name(self) -> str:
@@ -83,9 +91,9 @@ class WorkloadOptions:
     @property
     def loop(self) -> str:
         """`open` or `closed`."""
-        return "open" if self.concurrency is None else "closed"
+        return "open" if self.concurrency is None and self.clients is None else "closed"
 
-    def open(self) -> tuple[RequestStream, StreamFacts]:
+    def open(self) -> tuple[SimulatedWorkload, StreamFacts]:
         """The requests, with the arrivals that were asked for, and what they amount to. Files are read once for that.
 
         Raises:
@@ -94,16 +102,29 @@ class WorkloadOptions:
         for path in self.trace.split(",") if self.trace is not None else ():
             if self.request_rate is None and self.concurrency is None and not has_arrivals(path):
                 raise ConfigError(f"{path} does not say when its requests came.", hint="Give --request-rate.")
+        if self.clients is not None:
+            return self._loops(self.clients)
         stream = RequestStream(self._read)
         facts = stream.survey()
         if self.request_rate is not None and self.trace is not None:
             stream = stream.at_rate(self.request_rate, facts)
-        return stream, facts
+        return SimulatedWorkload(stream, self.concurrency, skip_too_long=self.skip_too_long), facts
+
+    def _loops(self, clients: str) -> tuple[SimulatedWorkload, StreamFacts]:
+        """Loops of several kinds; what they amount to is told from a sample, since it depends on who is fast."""
+        groups, count = parse_clients(clients), self.num_prompts or _GENERATED_REQUESTS
+        workload = SimulatedWorkload(groups=groups, num_requests=count, seed=self.seed)
+        rng = Random(f"{self.seed}/sample")
+        sample = [(group.prompt.draw(rng), group.output.draw(rng)) for group in groups for _ in range(100)]
+        prompts, outputs = (sum(column) * count // len(sample) for column in zip(*sample, strict=True))
+        return workload, StreamFacts(count, prompts, outputs, max(map(sum, sample)), 0.0)
 
     def offered(self, facts: StreamFacts) -> str:
         """How requests are offered, in words."""
         if self.concurrency is not None:
             return f"closed loop, {self.concurrency} at a time"
+        if self.clients is not None:
+            return f"closed loops {self.clients}"
         if self.ramp is not None:
             return f"open loop, rate growing {self.ramp} requests/s"
         rate = self.request_rate if self.request_rate is not None else facts.requests_per_s

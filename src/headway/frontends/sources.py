@@ -1,0 +1,201 @@
+"""Where a simulation's requests come from: a stream by time, a stream taken by clients, or loops of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from threading import Event
+from typing import Protocol
+
+from headway.config import EngineConfig
+from headway.core.arrivals import Arrival, ArrivalSource, Item
+from headway.core.request import Request, SyntheticContent
+from headway.core.sampling import SamplingParams
+from headway.errors import WorkloadError
+from headway.workload import Length, TraceRequest, parse_length
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGroup:
+    """Clients that send requests of one kind, each its next when its last has ended."""
+
+    name: str
+    concurrency: int
+    prompt: Length
+    output: Length
+
+
+def parse_clients(text: str) -> list[ClientGroup]:
+    """Read `4x128/512,8x16384/1`: clients × prompt length / output length, each length as `parse_length` takes it.
+
+    Raises:
+        WorkloadError: not that.
+    """
+    groups = []
+    for part in text.split(","):
+        count, _, lengths = part.strip().partition("x")
+        prompt, _, output = lengths.partition("/")
+        if not count.isdigit() or int(count) < 1 or not output:
+            raise WorkloadError(f"{part!r} is not a group of clients.", hint="As in 4x128/512,8x16384/1.")
+        groups.append(ClientGroup(part.strip(), int(count), parse_length(prompt), parse_length(output)))
+    return groups
+
+
+class RequestSource(ArrivalSource, Protocol):
+    """An arrival source that learns of ends."""
+
+    num_skipped: int
+    """Requests left out because they could never be held."""
+
+    def release(self, ended: Sequence[Request]) -> None:
+        """These requests have ended; in a closed loop their clients are free again."""
+
+
+class RequestMaker:
+    """Makes requests of lengths and block identities, which end at exactly their output length."""
+
+    def __init__(self, config: EngineConfig, *, skip_too_long: bool = False) -> None:
+        self._max_model_len = config.scheduler.max_model_len
+        self._block_size = config.cache.block_size
+        self._pool_tokens = (config.cache.num_blocks - 1) * config.cache.block_size
+        self._skip = skip_too_long
+
+    def accepts(self, item: TraceRequest, number: int) -> bool:
+        """Whether the deployment can hold this request; False only where such are to be left out.
+
+        Raises:
+            WorkloadError: it cannot; names the row and the columns.
+        """
+        num_tokens = item.num_prompt_tokens + item.num_output_tokens
+        limit = min(self._max_model_len, self._pool_tokens)
+        if num_tokens <= limit:
+            return True
+        if self._skip:
+            return False
+        holder = "max_model_len" if limit == self._max_model_len else "the KV cache"
+        where = f"Row {item.row}" if item.row else f"Request {number}"
+        raise WorkloadError(
+            f"{where} of the workload: num_prompt_tokens {item.num_prompt_tokens} + num_output_tokens "
+            f"{item.num_output_tokens} = {num_tokens} tokens, more than {holder} of {limit}.",
+            hint="Shorten requests with --length-divisor, raise --max-model-len or the blocks, or --skip-too-long.",
+        )
+
+    def request(self, item: TraceRequest, request_id: str, at: float) -> Request:
+        """A request that arrives at that instant."""
+        keys = item.keys_at(self._block_size) if item.block_keys else ()
+        content, sampling = SyntheticContent(request_id, keys), _sampling(item.num_output_tokens)
+        return Request(request_id, content, item.num_prompt_tokens, sampling, self._max_model_len, arrived_at=at)
+
+
+@lru_cache(maxsize=65536)
+def _sampling(num_output_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output_tokens)
+
+
+class StreamSource:
+    """A stream of requests; made when they are due, and kept by nobody afterwards.
+
+    Args:
+        concurrency: closed loop of that many clients, which ignore the arrivals; None is an open loop.
+    """
+
+    wake: Event | None = None
+
+    def __init__(self, make: RequestMaker, requests: Iterable[TraceRequest], concurrency: int | None) -> None:
+        self._make = make
+        self._pending: Iterator[TraceRequest] = iter(requests)
+        self._num_free = concurrency
+        self._index = 0
+        self.num_skipped = 0
+        self._next: TraceRequest | None = None
+        self._advance()
+
+    def _advance(self) -> None:
+        """Find the next request that can be held."""
+        for item in self._pending:
+            self._index += 1
+            if self._make.accepts(item, self._index):
+                self._next = item
+                return
+            self.num_skipped += 1
+        self._next = None
+
+    def release(self, ended: Sequence[Request]) -> None:
+        """See `RequestSource.release`."""
+        if self._num_free is not None:
+            self._num_free += len(ended)
+
+    def due(self, now: float, step: int) -> Sequence[Item]:
+        """See `ArrivalSource.due`."""
+        item = self._next
+        if item is None or (item.arrival_s > now if self._num_free is None else not self._num_free):
+            return ()
+        items: list[Item] = []
+        while item is not None and (item.arrival_s <= now if self._num_free is None else self._num_free > 0):
+            at = item.arrival_s if self._num_free is None else now
+            request_id = item.request_id or f"request-{self._index - 1}"
+            items.append(Arrival(self._make.request(item, request_id, at)))
+            if self._num_free is not None:
+                self._num_free -= 1
+            self._advance()
+            item = self._next
+        return items
+
+    def next_at(self) -> float | None:
+        """See `ArrivalSource.next_at`."""
+        if self._next is None:
+            return None
+        if self._num_free is None:
+            return self._next.arrival_s
+        return 0.0 if self._num_free else None
+
+    @property
+    def exhausted(self) -> bool:
+        """See `ArrivalSource.exhausted`."""
+        return self._next is None
+
+
+class ClientLoops:
+    """Closed loops of several kinds side by side, until so many requests in all have been sent."""
+
+    wake: Event | None = None
+
+    def __init__(self, make: RequestMaker, groups: Sequence[ClientGroup], num_requests: int, seed: int) -> None:
+        self._make = make
+        self._groups = groups
+        self._free = [group.concurrency for group in groups]
+        self._dice = [Random(f"{seed}/{index}") for index in range(len(groups))]
+        self._group_of: dict[str, int] = {}
+        self._num_left = num_requests
+        self.num_skipped = 0
+
+    def release(self, ended: Sequence[Request]) -> None:
+        """See `RequestSource.release`."""
+        for request in ended:
+            self._free[self._group_of.pop(request.request_id)] += 1
+
+    def due(self, now: float, step: int) -> Sequence[Item]:
+        """See `ArrivalSource.due`."""
+        items: list[Item] = []
+        for index, group in enumerate(self._groups):
+            while self._free[index] and self._num_left:
+                self._free[index] -= 1
+                self._num_left -= 1
+                dice = self._dice[index]
+                item = TraceRequest(now, group.prompt.draw(dice), group.output.draw(dice))
+                request_id = f"{group.name}#{self._num_left}"
+                self._make.accepts(item, 0)
+                self._group_of[request_id] = index
+                items.append(Arrival(self._make.request(item, request_id, now)))
+        return items
+
+    def next_at(self) -> float | None:
+        """See `ArrivalSource.next_at`."""
+        return 0.0 if self._num_left and any(self._free) else None
+
+    @property
+    def exhausted(self) -> bool:
+        """See `ArrivalSource.exhausted`."""
+        return not self._num_left

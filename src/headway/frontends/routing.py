@@ -64,7 +64,7 @@ class Router:
     def next_at(self, last_ended_at: float) -> float | None:
         """When the next request comes; in a closed loop that is when the last step has ended."""
         next_at = self._whole.next_at()
-        return last_ended_at if self._is_closed and next_at is not None else next_at
+        return max(last_ended_at, next_at) if self._is_closed and next_at is not None else next_at
 
     def has_pending(self, rank: int) -> bool:
         """Whether requests were handed to that rank which its engine has not taken yet."""

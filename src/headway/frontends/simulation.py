@@ -82,6 +82,8 @@ class SimulatedWorkload:
     num_requests: int = 0
     skip_too_long: bool = False
     """Leave out requests that the deployment could never hold, instead of refusing the workload."""
+    is_paced: bool = False
+    """Closed loop: a request also waits for its own instant, as `vllm bench serve` does with a rate and a limit."""
     seed: int = 0
 
     @property
@@ -94,7 +96,7 @@ class SimulatedWorkload:
         make = RequestMaker(config, skip_too_long=self.skip_too_long)
         if self.groups:
             return ClientLoops(make, self.groups, self.num_requests, self.seed)
-        return StreamSource(make, self.requests, self.concurrency)
+        return StreamSource(make, self.requests, self.concurrency, is_paced=self.is_paced)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,12 +99,16 @@ class StreamSource:
 
     Args:
         concurrency: closed loop of that many clients, which ignore the arrivals; None is an open loop.
+        is_paced: closed loop whose requests also wait for their own instants.
     """
 
     wake: Event | None = None
 
-    def __init__(self, make: RequestMaker, requests: Iterable[TraceRequest], concurrency: int | None) -> None:
+    def __init__(
+        self, make: RequestMaker, requests: Iterable[TraceRequest], concurrency: int | None, *, is_paced: bool = False
+    ) -> None:
         self._make = make
+        self._keeps_time = concurrency is None or is_paced
         self._pending: Iterator[TraceRequest] = iter(requests)
         self._num_free = concurrency
         self._index = 0
@@ -130,10 +134,10 @@ class StreamSource:
     def due(self, now: float, step: int) -> Sequence[Item]:
         """See `ArrivalSource.due`."""
         item = self._next
-        if item is None or (item.arrival_s > now if self._num_free is None else not self._num_free):
+        if item is None or (self._keeps_time and item.arrival_s > now) or self._num_free == 0:
             return ()
         items: list[Item] = []
-        while item is not None and (item.arrival_s <= now if self._num_free is None else self._num_free > 0):
+        while item is not None and not (self._keeps_time and item.arrival_s > now) and self._num_free != 0:
             at = item.arrival_s if self._num_free is None else now
             request_id = item.request_id or f"request-{self._index - 1}"
             items.append(Arrival(self._make.request(item, request_id, at)))
@@ -145,11 +149,9 @@ class StreamSource:
 
     def next_at(self) -> float | None:
         """See `ArrivalSource.next_at`."""
-        if self._next is None:
+        if self._next is None or self._num_free == 0:
             return None
-        if self._num_free is None:
-            return self._next.arrival_s
-        return 0.0 if self._num_free else None
+        return self._next.arrival_s if self._keeps_time else 0.0
 
     @property
     def exhausted(self) -> bool:

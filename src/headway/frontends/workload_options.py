@@ -39,7 +39,10 @@ class WorkloadOptions:
     ramp: str | None = option(
         None, "Open loop with a rate that grows: START-END in requests/s, or START-END:exponential."
     )
-    concurrency: int | None = option(None, "Closed loop: this many clients, each sending when its last request ended.")
+    concurrency: int | None = option(
+        None,
+        "Closed loop: this many clients, each sending when its last request ended; with a rate, not before its time.",
+    )
     clients: str | None = option(
         None, "Closed loop of several kinds of clients: COUNTxPROMPT/OUTPUT,…, as in 4x128/512,8x16384/1."
     )
@@ -65,7 +68,7 @@ class WorkloadOptions:
             )
             if value is not None
         ]
-        if len(ways) > 1:
+        if len(ways) > 1 and ways != ["--request-rate", "--concurrency"]:
             raise ConfigError(f"{' and '.join(ways)} are different ways to arrive.", hint="Give one of them.")
         for flag, number in (
             ("--num-prompts", self.num_prompts),
@@ -108,7 +111,9 @@ class WorkloadOptions:
         facts = stream.survey()
         if self.request_rate is not None and self.trace is not None:
             stream = stream.at_rate(self.request_rate, facts)
-        return SimulatedWorkload(stream, self.concurrency, skip_too_long=self.skip_too_long), facts
+        is_paced = self.concurrency is not None and self.request_rate is not None
+        workload = SimulatedWorkload(stream, self.concurrency, skip_too_long=self.skip_too_long, is_paced=is_paced)
+        return workload, facts
 
     def _loops(self, clients: str) -> tuple[SimulatedWorkload, StreamFacts]:
         """Loops of several kinds; what they amount to is told from a sample, since it depends on who is fast."""
@@ -122,7 +127,8 @@ class WorkloadOptions:
     def offered(self, facts: StreamFacts) -> str:
         """How requests are offered, in words."""
         if self.concurrency is not None:
-            return f"closed loop, {self.concurrency} at a time"
+            paced = f", {self.request_rate:g} requests/s at most" if self.request_rate is not None else ""
+            return f"closed loop, {self.concurrency} at a time{paced}"
         if self.clients is not None:
             return f"closed loops {self.clients}"
         if self.ramp is not None:

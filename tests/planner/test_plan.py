@@ -96,20 +96,41 @@ def test_hybrid_tokens_are_printed_as_that_version_prints_them() -> None:
 
 
 def test_each_pipeline_rank_is_planned_with_its_own_layers() -> None:
-    """The rank with the fewest blocks binds; vLLM's message divides by all layers and is too low."""
+    """The rank with the fewest blocks binds. vLLM's message divides the smallest rank's memory by all layers: 3.18 GiB
+    give 34,736 tokens there, where the 16 layers of that rank have room for 104,200."""
     made = plan(
-        "Qwen/Qwen3-30B-A3B-FP8",
-        "rtx-5060ti",
-        engine_version="0.15.0",
+        "Qwen3-Coder-30B-A3B-Instruct-FP8",
+        "rtx-5070ti",
+        engine_version="0.15.2rc1.dev93",
         pipeline_parallel_size=2,
         pp_layer_partition=(16, 32),
         max_model_len=4096,
         kv_cache_memory_bytes=int(3.18 * GIB),
     )
     assert [rank.num_layers for rank in made.ranks] == [16, 32]
-    assert made.binding_rank == 1
+    assert made.binding_rank == 1 and made.kv_bytes_per_token == 98304
     assert made.ranks[0].layout.block_bytes == 16 * 32768
+    assert made.ranks[0].num_blocks() * 16 == pytest.approx(104200, rel=0.02)
     assert estimate_by_whole_model(made) == pytest.approx(34736, rel=0.02)
+
+
+def test_pipeline_ranks_may_be_different_cards() -> None:
+    """A 16 GB card with 16 layers and a 32 GB card with 32: the first had 3.18 GiB left."""
+    cards = (find_accelerator("rtx-5070ti"), find_accelerator("rtx-5090"))
+    flags: dict[str, Any] = {"engine_version": "0.15.2rc1.dev93", "gpu_memory_utilization": 0.9, "max_model_len": 65536}
+    made = plan(
+        "Qwen3-Coder-30B-A3B-Instruct-FP8",
+        cards[0],
+        pipeline_parallel_size=2,
+        pp_layer_partition=(16, 32),
+        rank_accelerators=cards,
+        **flags,
+    )
+    first, second = made.ranks
+    assert first.available_bytes / GIB == pytest.approx(3.18, rel=0.12)
+    assert second.term("requested").num_bytes > 2 * first.term("requested").num_bytes - GIB
+    with pytest.raises(ConfigError, match="2 GPUs are named for 1"):
+        plan("Qwen/Qwen3-8B", cards[0], rank_accelerators=cards)
 
 
 def test_the_embedding_is_on_the_first_rank_and_the_head_on_the_last() -> None:

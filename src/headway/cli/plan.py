@@ -24,7 +24,11 @@ _NOT_FITTING = 2
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--gpu", help="Accelerator, such as h100, a100-40gb, l40s.", metavar="NAME")
+@click.option(
+    "--gpu",
+    help="Accelerator, such as h100 or l40s; one for each pipeline rank, by commas, if they differ.",
+    metavar="NAME",
+)
 @click.option("--tp", "--tensor-parallel-size", "tensor_parallel_size", default=1, show_default=True, metavar="N")
 @click.option("--pp", "--pipeline-parallel-size", "pipeline_parallel_size", default=1, show_default=True, metavar="N")
 @click.option("--dp", "--data-parallel-size", "data_parallel_size", default=1, show_default=True, metavar="N")
@@ -143,10 +147,12 @@ def _deployment(params: dict[str, Any]) -> Deployment:
         "num_gpu_blocks_override",
         "engine_version",
     )
+    cards = tuple(find_accelerator(name) for name in params["gpu"].split(","))
     return Deployment(
         find_model(model),
-        find_accelerator(params["gpu"]),
+        cards[0],
         **{name: params[name] for name in copied},
+        rank_accelerators=cards if len(cards) > 1 else (),
         pp_layer_partition=_partition(params["pp_layer_partition"]),
         model_weights_bytes=params["model_weights"],
         usage="llm" if params["offline"] else "api",

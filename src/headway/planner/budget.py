@@ -73,7 +73,7 @@ def rank_budgets(resolved: Resolved, fitted: MemoryCoefficients) -> tuple[RankBu
 
 def _rank_budget(resolved: Resolved, fitted: MemoryCoefficients, rank: int, layers: tuple[Layer, ...]) -> RankBudget:
     deployment = resolved.deployment
-    total = _total_term(resolved)
+    total = _total_term(resolved, rank)
     terms = (
         _weights_term(resolved, rank, layers),
         _activation_term(resolved, fitted, rank, layers),
@@ -121,8 +121,8 @@ def _without_shared_kv(resolved: Resolved, layers: tuple[Layer, ...]) -> tuple[L
     return layers[: len(layers) - shared]
 
 
-def _total_term(resolved: Resolved) -> Term:
-    accelerator, share = resolved.deployment.accelerator, resolved.defaults.gpu_memory_utilization
+def _total_term(resolved: Resolved, rank: int) -> Term:
+    accelerator, share = resolved.deployment.accelerator_of(rank), resolved.defaults.gpu_memory_utilization
     low, likely, high = (math.ceil(total * share) for total in accelerator.memory_range_bytes)
     basis = {
         "torch": "torch's total as read on such cards",

@@ -42,6 +42,8 @@ class Deployment:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     pp_layer_partition: tuple[int, ...] | None = None
+    rank_accelerators: tuple[Accelerator, ...] = ()
+    """The card of each pipeline rank, where they differ; the defaults are those of `accelerator`, the first rank's."""
     model_weights_bytes: int | None = None
     engine_version: str = REFERENCE_ENGINE_VERSION
     usage: Usage = "api"
@@ -50,6 +52,10 @@ class Deployment:
     def num_gpus(self) -> int:
         """GPUs in all."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    def accelerator_of(self, rank: int) -> Accelerator:
+        """The card of a pipeline rank."""
+        return self.rank_accelerators[rank] if self.rank_accelerators else self.accelerator
 
     @property
     def expert_parallel_size(self) -> int | None:
@@ -172,6 +178,12 @@ def _check_parallel(deployment: Deployment) -> None:
                 "one another.",
                 hint="One must be a multiple of the other.",
             )
+    if deployment.rank_accelerators and len(deployment.rank_accelerators) != deployment.pipeline_parallel_size:
+        raise ConfigError(
+            f"{len(deployment.rank_accelerators)} GPUs are named for {deployment.pipeline_parallel_size} pipeline "
+            "rank(s).",
+            hint="Name one, or one for each rank.",
+        )
     if deployment.enable_expert_parallel and not deployment.model.is_moe:
         raise ConfigError(f"{deployment.model.id} has no experts.", hint="Leave --enable-expert-parallel out.")
 

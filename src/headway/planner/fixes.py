@@ -135,7 +135,7 @@ def _utilization(plan: Plan) -> Fix | NoHelp | None:
     setting, share = "gpu_memory_utilization", plan.resolved.defaults.gpu_memory_utilization
     if plan.deployment.kv_cache_memory_bytes is not None:
         return NoHelp(setting, "kv_cache_memory_bytes takes its place")
-    total = plan.deployment.accelerator.memory_bytes
+    total = plan.deployment.accelerator_of(plan.binding_rank).memory_bytes
     if share >= MAX_UTILIZATION:
         rest = max(0.0, 1 - share) * total / 2**30
         return NoHelp(
@@ -231,6 +231,8 @@ def _tensor_parallel(plan: Plan) -> Fix | NoHelp | None:
 
 
 def _larger_card(plan: Plan) -> Fix | NoHelp | None:
+    if plan.deployment.rank_accelerators:
+        return None
     own = plan.deployment.accelerator
     cards = [find_accelerator(name) for name in list_accelerators()]
     larger = [card for card in cards if _is_step_up(own, card)]

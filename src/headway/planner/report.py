@@ -144,7 +144,8 @@ def print_plan(
 
 def _headline(plan: Plan) -> Text:
     deployment = plan.deployment
-    where = f"{deployment.num_gpus} x {deployment.accelerator.id}, vLLM {deployment.engine_version}"
+    cards = " + ".join(card.id for card in deployment.rank_accelerators) or deployment.accelerator.id
+    where = f"{deployment.num_gpus} x {cards}, vLLM {deployment.engine_version}"
     length = plan.resolved.max_model_len
     if plan.fits:
         return Text(f"{deployment.model.id} fits on {where}: {plan.kv_cache_tokens.likely:,} KV tokens.", style="bold")

@@ -141,7 +141,7 @@ def resolve_quantization(model: ModelArchitecture, name: str | None, *, strict: 
     if strict and chosen is not None and not chosen.is_modelled:
         raise ConfigError(
             f"{model.id} mixes weight formats ({chosen.method}); their size is not known.",
-            hint="Give the model's folder, so that the size is read from the files, or --model-weights-gib.",
+            hint="Give the model's folder, so that the size is read from the files, or --model-weights (their size).",
         )
     if chosen is not None and chosen.method == "nvfp4" and chosen is not own and model.is_moe:
         return Quantization("nvfp4", chosen.bits, ("experts",))

@@ -32,29 +32,8 @@ def plan_as_dict(
     advice: BudgetAdvice | None = None,
 ) -> dict[str, Any]:
     """The machine-readable plan; keys are stable within a schema version (see docs/planner.md)."""
-    deployment, defaults = plan.deployment, plan.resolved.defaults
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "model": deployment.model.id,
-        "accelerator": deployment.accelerator.id,
-        "num_gpus": deployment.num_gpus,
-        "engine_version": deployment.engine_version,
-        "fits": plan.fits,
-        "kv_bytes_per_token": plan.kv_bytes_per_token,
-        "available_kv_cache_bytes": plan.available_kv_cache_bytes,
-        "kv_cache_tokens": {
-            "value": plan.kv_cache_tokens.likely,
-            "low": plan.kv_cache_tokens.low,
-            "high": plan.kv_cache_tokens.high,
-        },
-        "num_gpu_blocks": plan.num_gpu_blocks,
-        "block_size": plan.block_size,
-        "blocks_per_request": plan.blocks_per_request,
-        "max_concurrency": round(plan.max_concurrency, 3),
-        "max_model_len_that_fits": plan.max_model_len_that_fits,
-        "longest_admissible": plan.longest_admissible,
-        "shortfall_bytes": plan.shortfall_bytes,
-        "binding_rank": plan.binding_rank,
+    document = {
+        **_capacity(plan),
         "terms": [_term(term) for term in plan.terms],
         "ranks": [
             {
@@ -65,15 +44,7 @@ def plan_as_dict(
             }
             for rank in plan.ranks
         ],
-        "settings": {
-            "max_model_len": plan.resolved.max_model_len,
-            "max_num_seqs": defaults.max_num_seqs,
-            "max_num_batched_tokens": defaults.max_num_batched_tokens,
-            "gpu_memory_utilization": defaults.gpu_memory_utilization,
-            "enable_chunked_prefill": defaults.enable_chunked_prefill,
-            "enable_prefix_caching": defaults.enable_prefix_caching,
-            "reasons": dict(defaults.reasons),
-        },
+        "settings": _settings(plan),
         "fixes": [_fix(fix) for fix in fixes],
         "cannot_help": [asdict(item) for item in no_help],
         "gains": [_fix(fix) for fix in gains],
@@ -90,6 +61,42 @@ def plan_as_dict(
             "curve": [asdict(point) for point in advice.points],
         }
     return document
+
+
+def _capacity(plan: Plan) -> dict[str, Any]:
+    deployment, tokens = plan.deployment, plan.kv_cache_tokens
+    return {
+        "schema": SCHEMA,
+        "model": deployment.model.id,
+        "accelerator": deployment.accelerator.id,
+        "num_gpus": deployment.num_gpus,
+        "engine_version": deployment.engine_version,
+        "fits": plan.fits,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "available_kv_cache_bytes": plan.available_kv_cache_bytes,
+        "kv_cache_tokens": {"value": tokens.likely, "low": tokens.low, "high": tokens.high},
+        "num_gpu_blocks": plan.num_gpu_blocks,
+        "block_size": plan.block_size,
+        "blocks_per_request": plan.blocks_per_request,
+        "max_concurrency": round(plan.max_concurrency, 3),
+        "max_model_len_that_fits": plan.max_model_len_that_fits,
+        "longest_admissible": plan.longest_admissible,
+        "shortfall_bytes": plan.shortfall_bytes,
+        "binding_rank": plan.binding_rank,
+    }
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    defaults = plan.resolved.defaults
+    return {
+        "max_model_len": plan.resolved.max_model_len,
+        "max_num_seqs": defaults.max_num_seqs,
+        "max_num_batched_tokens": defaults.max_num_batched_tokens,
+        "gpu_memory_utilization": defaults.gpu_memory_utilization,
+        "enable_chunked_prefill": defaults.enable_chunked_prefill,
+        "enable_prefix_caching": defaults.enable_prefix_caching,
+        "reasons": dict(defaults.reasons),
+    }
 
 
 def _term(term: Term) -> dict[str, Any]:

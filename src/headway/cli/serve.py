@@ -4,24 +4,69 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from headway.cli.options import options_from, options_of
 from headway.config import EngineConfig, EngineOptions, ServerOptions
+from headway.errors import ConfigError
+from headway.frontends.simulation_options import DeploymentOptions
+
+_NOT_SIMULATION_ONLY = frozenset(
+    {"model", "num_gpu_blocks_override", "kv_cache_memory_bytes", *(field.name for field in fields(EngineOptions))}
+)
 
 
 @click.command()
 @click.argument("model", required=False)
+@click.option("--model", "model_option", metavar="MODEL", help="The same as MODEL.")
+@click.option(
+    "--executor",
+    type=click.Choice(("torch", "sim")),
+    default="torch",
+    show_default=True,
+    help="Run the model, or simulate a deployment of it: real HTTP, queue and metrics, filler text at its pace.",
+)
 @options_from(ServerOptions, envvars={"api_key": "HEADWAY_API_KEY"})
 @options_from(EngineOptions)
-def serve(model: str | None, **params: Any) -> None:
+@options_from(DeploymentOptions, exclude=_NOT_SIMULATION_ONLY)
+@click.pass_context
+def serve(ctx: click.Context, /, model: str | None, model_option: str | None, executor: str, **params: Any) -> None:
     """Serve MODEL, a Hugging Face folder or a GGUF file, through OpenAI's HTTP API.
 
-    Without MODEL the bundled SmolLM2-135M-Instruct is served.
+    Without MODEL the bundled SmolLM2-135M-Instruct is served. With --executor sim, MODEL is any model of the catalogue
+    and --gpu the accelerator it is to run on.
+
+    \b
+    Examples:
+        headway serve
+        headway serve --executor sim --model llama-3.3-70b --gpu h100 --tensor-parallel-size 2 --quantization fp8
     """
+    given = {name for name in params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    model = model or model_option
+    if executor == "sim":
+        _check_extra()
+        from headway.cli.serve_sim import run_simulated
+
+        run_simulated(deployment_options(model, params, given), options_of(ServerOptions, params))
+        return
+    simulated_only = given & {field.name for field in fields(DeploymentOptions)} - _NOT_SIMULATION_ONLY
+    if simulated_only:
+        flag = sorted(simulated_only)[0].replace("_", "-")
+        raise ConfigError(f"--{flag} is for --executor sim.", hint="Leave it out, or simulate.")
     run(model, options_of(EngineOptions, params), options_of(ServerOptions, params))
+
+
+def deployment_options(model: str | None, params: Mapping[str, Any], given: Collection[str]) -> DeploymentOptions:
+    """The deployment to simulate: what was not given is left to the version of vLLM, not to the CPU's defaults."""
+    names = {field.name for field in fields(DeploymentOptions)} | {"num_blocks", "kv_cache_memory"}
+    renamed = {"num_blocks": "num_gpu_blocks_override", "kv_cache_memory": "kv_cache_memory_bytes"}
+    chosen = {renamed.get(name, name): params[name] for name in given if name in names}
+    return DeploymentOptions(model=model, **chosen)
 
 
 def run(model: str | None, engine_options: EngineOptions, server_options: ServerOptions) -> None:
@@ -94,8 +139,6 @@ def _curl(model_name: str, url: str, needs_key: bool) -> str:
 def _check_extra() -> None:
     """Name the extra where its packages are missing, rather than a module."""
     from importlib.util import find_spec
-
-    from headway.errors import ConfigError
 
     missing = [name for name in ("msgspec", "prometheus_client", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:

@@ -48,10 +48,15 @@ class SimulatedDeployment:
     speculation: SpeculationModel | None = None
     pipeline_stages: int = 1
 
+    @property
+    def depth(self) -> int:
+        """Steps in flight."""
+        return self.pipeline_stages + (1 if self.config.scheduler.async_scheduling else 0)
+
     def make_engine(self, source: ArrivalSource, *, fast_forward: bool) -> Engine:
         """One rank's engine, under a clock of its own."""
         config = self.config
-        depth = self.pipeline_stages + (1 if config.scheduler.async_scheduling else 0)
+        depth = self.depth
         scheduler = Scheduler(
             config.scheduler,
             config.cache,

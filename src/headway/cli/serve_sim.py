@@ -1,0 +1,128 @@
+"""`headway serve --executor sim`: a server that answers, queues and reports like a deployment that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from headway.config import ServerOptions
+from headway.core.arrivals import Inbox
+from headway.core.engine import Engine
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.executors.simulated.executor import SimulatedExecutor
+from headway.frontends.pacing import PacedClock
+from headway.frontends.request_stream import ModelLimits
+from headway.frontends.server.service import Service, make_service
+from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
+from headway.text.stand_in import END_TOKEN_ID, FILLER_TOKEN_ID, StandInTokenizer
+from headway.text.tokenizer import Tokenizer
+
+DEFAULT_OUTPUT_TOKENS = 256
+"""Where a client names no max_tokens, a reply ends here, as if with an end-of-sequence token."""
+
+
+def run_simulated(options: DeploymentOptions, server_options: ServerOptions) -> None:
+    """Serve a simulated deployment until a signal ends it.
+
+    Raises:
+        ConfigError: settings that cannot work, or an address in use.
+    """
+    from headway.frontends.server.app import build_app
+    from headway.frontends.server.run import bind, serve, url_of
+
+    listener = bind(server_options.host, server_options.port)
+    with listener:
+        resolved = options.resolve()
+        service = make_simulated_service(resolved, server_options)
+        text = _banner(resolved, service.model_name, url_of(listener))
+        serve(build_app(service), service.engine, listener, on_ready=lambda: click.echo(text))
+
+
+def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerOptions) -> Service:
+    """One replica behind a service: a real queue, real HTTP, and steps that take as long as the oracle says."""
+    deployment = resolved.deployment
+    config = deployment.config
+    tokenizer = _tokenizer(resolved.options.model)
+    depth = deployment.depth
+    scheduler = Scheduler(
+        config.scheduler, config.cache, policy=config.policy, engine_version=config.engine_version, max_in_flight=depth
+    )
+    end_id = min(tokenizer.eos_token_ids, default=END_TOKEN_ID)
+    executor = SimulatedExecutor(
+        deployment.oracle,
+        speculation=deployment.speculation,
+        ends_after=_natural_end,
+        filler_token_id=FILLER_TOKEN_ID,
+        end_token_id=end_id,
+    )
+    inbox, clock = Inbox(), PacedClock()
+    engine = Engine(scheduler, executor, clock, inbox, max_in_flight=depth)
+    engine.num_stages = deployment.pipeline_stages
+    limits = ModelLimits(
+        config.scheduler.max_model_len, config.cache.block_size, tokenizer.vocab_size, frozenset({end_id})
+    )
+    name = resolved.options.model or "simulated"
+    service = make_service(engine, inbox, tokenizer, limits, model_name=name, options=server_options)
+    service.metrics.registry.register(_LagCollector(clock, service.model_name))
+    return service
+
+
+def _natural_end(request: Request) -> int | None:
+    return DEFAULT_OUTPUT_TOKENS if request.sampling.max_tokens is None else None
+
+
+def _tokenizer(model: str | None) -> Tokenizer:
+    """The model's own, where it is a folder that has one."""
+    if model is not None and (Path(model) / "tokenizer.json").is_file():
+        return Tokenizer.from_folder(model)
+    return StandInTokenizer()
+
+
+class _LagCollector(Collector):
+    """How far the simulation runs behind the deadlines of its steps."""
+
+    def __init__(self, clock: PacedClock, model_name: str) -> None:
+        self._clock = clock
+        self._labels = {"model_name": model_name, "engine": "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        clock, names, values = self._clock, tuple(self._labels), tuple(self._labels.values())
+        for name, text, value in (
+            ("headway:simulation_lag_seconds", "Lateness of the last step's end.", clock.lag_s),
+            ("headway:simulation_lag_max_seconds", "Largest lateness of a step's end.", clock.max_lag_s),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=names)
+            gauge.add_metric(values, value)
+            yield gauge
+        counter = CounterMetricFamily(
+            "headway:simulation_late_steps", "Steps that ended late by 5 % of their time or more.", labels=names
+        )
+        counter.add_metric(values, clock.num_late)
+        yield counter
+
+
+def _banner(resolved: ResolvedDeployment, model_name: str, url: str) -> str:
+    config = resolved.deployment.config
+    limits, cache = config.scheduler, config.cache
+    bar = resolved.deployment.oracle.error_bar()
+    error = "never judged on measurements" if bar is None else f"± {bar.relative:.0%}"
+    lines = [
+        ("simulated", f"{resolved.name}: no model runs, every token is a filler word"),
+        ("step times", f"{resolved.deployment.oracle.provenance}, {error}"),
+        ("KV cache", f"{cache.num_blocks} blocks of {cache.block_size} ({config.reasons.get('num_blocks', 'given')})"),
+        (
+            "scheduler",
+            f"{config.policy}, {limits.max_num_seqs} requests at once, {limits.max_num_batched_tokens} tokens a step, "
+            f"up to {limits.max_model_len} tokens a sequence, as vLLM {config.engine_version}",
+        ),
+        ("replies", f"end at max_tokens, or after {DEFAULT_OUTPUT_TOKENS} tokens where none is given"),
+        ("URL", f"{url} (model {model_name})"),
+    ]
+    return "\n".join(f"{name + ':':<12}{text}" for name, text in lines)

@@ -1,4 +1,7 @@
-"""The planner against measured start-ups, kept beside the checkout."""
+"""The planner against measured start-ups, kept beside the checkout.
+
+The coefficients were fitted on these rows, so this pins the fit; docs/planner.md has the figures for sources left out.
+"""
 
 from __future__ import annotations
 

@@ -13,41 +13,46 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
+import numpy as np
+
+from headway.catalog.versions import parse_version
 from headway.errors import ConfigError
-from headway.executors.simulated.coefficients import RooflineCoefficients, fitted_coefficients
-from headway.executors.simulated.roofline import RooflineOracle
+from headway.executors.simulated.coefficients import V1_ENGINE, RooflineCoefficients, fitted_coefficients
+from headway.executors.simulated.oracle import StepShape
+from headway.executors.simulated.roofline import RIDGE, RooflineOracle
 from headway.frontends.measured_rows import MeasuredRow, Selection, by_source, select_rows
 from headway.frontends.row_simulation import Recording, merge, prepare, record
 from headway.report.accuracy import METRICS, RowError, row_errors
 
-_CLIP = 0.7
+_CLIP = 0.5
 """A row that is further off, as a log ratio, pulls no harder: its assumptions are wrong, not the physics."""
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.15, "output_throughput": 0.3}
 _PRIOR_PULL = 0.002
 """Holds coefficients that the rows at hand do not decide, as eager mode without the only source that has it."""
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "memory": (0.5, 1.0),
-    "kv_memory": (0.3, 1.0),
+    "kv_memory": (0.3, 0.95),
     "compute": (0.2, 0.95),
     "narrow_gain": (0.05, 1.0),
     "attention": (0.1, 0.9),
-    "network": (0.1, 0.9),
+    "network": (0.1, 0.95),
     "all_reduce_s": (1e-6, 3e-5),
     "layer_s": (5e-6, 1e-4),
-    "eager_layer_s": (1e-4, 8e-4),
+    "eager_layer_s": (1e-4, 1e-3),
     "host_s": (1e-4, 5e-3),
     "host_v0_s": (1e-3, 2e-2),
-    "host_request_s": (1e-7, 1e-4),
+    "host_request_s": (1e-7, 2e-4),
 }
 PRIOR = RooflineCoefficients(
     memory=0.92,
-    kv_memory=0.75,
+    kv_memory=0.9,
     compute=0.6,
     narrow_gain=0.6,
     attention=0.35,
@@ -163,7 +168,7 @@ def search(recorded: Sequence[Recorded], start: RooflineCoefficients) -> Rooflin
     """Pattern search over logarithms: one coefficient at a time, with steps that halve."""
     loss = loss_of(recorded)
     best, lowest = start, loss(start)
-    for step in (0.2, 0.1, 0.05, 0.025, 0.0125):
+    for step in (0.4, 0.2, 0.1, 0.05, 0.025, 0.0125):
         improved = True
         while improved:
             improved = False
@@ -178,24 +183,108 @@ def search(recorded: Sequence[Recorded], start: RooflineCoefficients) -> Rooflin
     return best
 
 
+class Arrays:
+    """All steps of all rows as arrays, so that a candidate is priced at once; the formula is the oracle's own."""
+
+    def __init__(self, recorded: Sequence[Recorded]) -> None:
+        self.recorded = recorded
+        limits, chunks, rows, targets = [], [], [], []
+        num_steps = 0
+        for index, item in enumerate(recorded):
+            oracle = RooflineOracle(prepare(item.row, PRIOR).setup, PRIOR)
+            for step in item.recording.steps:
+                shape = step.shape
+                weights = (step.tpot_weight, step.ttft_weight, step.num_steps, shape.num_decodes + len(shape.chunks))
+                limits.append((*step_limits(oracle, shape), index, *weights))
+                for chunk in step.shape.chunks:
+                    chunks += [(num_steps, *pair) for pair in oracle.chunk_limits(chunk)]
+                num_steps += 1
+            setup, is_v0 = oracle.setup, parse_version(item.row.engine_version) < V1_ENGINE
+            rows.append(
+                (
+                    oracle.narrow_ratio,
+                    setup.model.num_layers,
+                    oracle.num_all_reduces,
+                    setup.enforce_eager,
+                    is_v0,
+                    item.recording.is_async,
+                    item.recording.idle_s,
+                )
+            )
+            for error in item.errors(oracle):
+                factor = item.factors["output_throughput" if "output" in error.metric else f"mean_{error.metric}_ms"]
+                targets.append((index, list(METRICS).index(error.metric), error.measured / factor))
+        self.steps = np.array(limits, dtype=float).T
+        self.of_row = self.steps[7].astype(int)
+        self.chunks = np.array(chunks, dtype=float).T
+        self.rows = np.array(rows, dtype=float).T
+        self.targets = np.array(targets, dtype=float).T
+
+    def prices(self, fitted: RooflineCoefficients) -> np.ndarray:
+        """Seconds of each step."""
+        linear_m, linear_c, state, head_m, head_c, network, kv = self.steps[:7]
+        ratio, layers, reduces, eager, is_v0, is_async, _ = self.rows[:, self.of_row]
+        device = ridge(linear_m / fitted.memory, linear_c / fitted.compute / ratio**fitted.narrow_gain)
+        device += state / fitted.memory + ridge(head_m / fitted.memory, head_c / fitted.compute)
+        device += layers * fitted.layer_s + reduces * fitted.all_reduce_s + network / fitted.network
+        device += kv / fitted.kv_memory
+        step, compute, memory = self.chunks
+        chunk_s = np.maximum(compute / fitted.attention, memory / fitted.kv_memory)
+        device += np.bincount(step.astype(int), chunk_s, minlength=len(device))
+        device = np.maximum(device, eager * layers * fitted.eager_layer_s)
+        host = np.where(is_v0 > 0, fitted.host_v0_s, fitted.host_s) + self.steps[11] * fitted.host_request_s
+        return np.where(is_async > 0, np.maximum(device, host), device + host)
+
+    def answers(self, fitted: RooflineCoefficients) -> np.ndarray:
+        """Row × metric, as `Recording.price` gives them."""
+        seconds = self.prices(fitted)
+        sums = [np.bincount(self.of_row, seconds * self.steps[i], minlength=len(self.recorded)) for i in (8, 9, 10)]
+        decoding = np.array([max(1, item.recording.num_decoding) for item in self.recorded])
+        requests = np.array([item.recording.num_requests for item in self.recorded])
+        tokens = np.array([item.recording.num_output_tokens for item in self.recorded])
+        return np.array([sums[0] / decoding * 1e3, sums[1] / requests * 1e3, tokens / (sums[2] + self.rows[6])])
+
+    def check(self) -> None:
+        """The arrays and the oracle must agree."""
+        answers = self.answers(PRIOR)
+        for index, item in enumerate(self.recorded):
+            exact = item.recording.price(RooflineOracle(prepare(item.row, PRIOR).setup, PRIOR))
+            for value, key in zip(
+                answers[:, index], ("mean_tpot_ms", "mean_ttft_ms", "output_throughput"), strict=True
+            ):
+                assert abs(value / exact[key] - 1) < 1e-9, (item.row.row_id, key, value, exact[key])
+
+
+def step_limits(oracle: RooflineOracle, shape: StepShape) -> tuple[float, ...]:
+    """Physical limits of a step's rows and of its decodes' KV."""
+    rows = oracle.row_limits(shape.num_tokens, shape.num_decodes + len(shape.chunks), shape.num_sampled)
+    return (*rows, oracle.kv_limit_s(shape.num_decodes, shape.num_context_tokens))
+
+
+def ridge(memory: np.ndarray, compute: np.ndarray) -> np.ndarray:
+    """As the oracle's."""
+    return np.asarray((memory**RIDGE + compute**RIDGE) ** (1.0 / RIDGE))
+
+
 def loss_of(recorded: Sequence[Recorded]) -> Callable[[RooflineCoefficients], float]:
     """Mean over sources of the mean weighted, clipped log error, with a faint pull to the prior."""
-    groups: dict[str, list[tuple[Recorded, object]]] = {}
-    setups = {item.row.row_id: prepare(item.row, PRIOR).setup for item in recorded}
-    for item in recorded:
-        if not item.row.is_held_out:
-            groups.setdefault(item.row.source, []).append((item, None))
+    fitting = [item for item in recorded if not item.row.is_held_out]
+    arrays = Arrays(fitting)
+    arrays.check()
+    rows, metrics, measured = arrays.targets[0].astype(int), arrays.targets[1].astype(int), arrays.targets[2]
+    sources = sorted({item.row.source for item in fitting})
+    counts = Counter(item.row.source for item in fitting)
+    weights = np.array(
+        [
+            list(_WEIGHTS.values())[metric] / counts[fitting[row].row.source] / len(sources)
+            for row, metric in zip(rows, metrics, strict=True)
+        ]
+    )
 
     def loss(coefficients: RooflineCoefficients) -> float:
-        means = []
-        for items in groups.values():
-            total = 0.0
-            for item, _ in items:
-                errors = item.errors(RooflineOracle(setups[item.row.row_id], coefficients))
-                total += sum(_WEIGHTS[e.metric] * min(_CLIP, abs(math.log1p(max(-0.99, e.error)))) for e in errors)
-            means.append(total / len(items))
+        errors = np.abs(np.log(arrays.answers(coefficients)[metrics, rows] / measured))
         pull = sum(math.log(getattr(coefficients, name) / getattr(PRIOR, name)) ** 2 for name in _BOUNDS)
-        return mean(means) + _PRIOR_PULL * pull
+        return float((np.minimum(errors, _CLIP) * weights).sum()) + _PRIOR_PULL * pull
 
     return loss
 

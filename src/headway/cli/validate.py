@@ -83,7 +83,9 @@ def _print_table(results: Sequence[Validation]) -> None:
         table.add_column(column, justify="left" if column in ("run", "metric") else "right")
     for result in results:
         for row in result.comparisons:
-            table.add_row(row.run, row.metric, f"{row.measured:,.1f}", f"{row.predicted:,.1f}", f"{row.error_pct:+.2f} %")
+            table.add_row(
+                row.run, row.metric, f"{row.measured:,.1f}", f"{row.predicted:,.1f}", f"{row.error_pct:+.2f} %"
+            )
         table.add_section()
     console.print(table)
     for result in results:

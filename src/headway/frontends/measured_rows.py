@@ -124,7 +124,8 @@ class _DroppedError(Exception):
 def select_rows(path: Path) -> Selection:
     """Rows of vLLM, grade A+ to B, dense and in the catalogue, with lengths, load and TPOT.
 
-    Left out besides: speculation (its acceptance is not in a row), and more GPUs than the parallel sizes say.
+    Left out besides: speculation (its acceptance is not in a row), more GPUs than the parallel sizes say, and states
+    between releases, of which no version's behaviour can be assumed.
 
     Raises:
         InputError: the file cannot be read, or is not such a table.
@@ -173,6 +174,7 @@ def _row(record: Mapping[str, str]) -> MeasuredRow:
     if not record["tp"] and gpus is not None:
         tp = int(gpus) // (pp * dp)
     _gate(gpus is None or tp * pp * dp == gpus, "GPUs do not match the parallel sizes")
+    _gate(not record["engine_version"].startswith("main"), "an unreleased development state")
     version, assumed = _version(record["engine_version"], record["date"])
     flags = record["other_flags"]
     blocks = re.search(r"num_gpu_blocks(?:_override)?[= ](\d+)", flags)

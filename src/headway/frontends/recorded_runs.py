@@ -80,7 +80,7 @@ def read_runs(folder: Path) -> list[RecordedRun]:
 
     Two files describe a run: `<gpu>_<name>.meta.json` with `<gpu>_<name>.requests.jsonl[.gz]` (times by request), and a
     CSV file `*.csv` that begins with `# … vLLM <version> … engine_kwargs={…}` and has arrivals, lengths, measured times
-    and `prefix_block_ids`. Either is enough; where both tell of the same run the CSV's prefix blocks complete the first.
+    and `prefix_block_ids`. Either is enough; where both tell of one run the CSV's prefix blocks complete the other.
 
     Raises:
         InputError: no run is found, or a file cannot be read.
@@ -122,11 +122,8 @@ def _with_prefixes(run: RecordedRun, tables: Sequence[RecordedRun]) -> RecordedR
 def _from_meta(path: Path) -> RecordedRun:
     name = path.name.removesuffix(".meta.json")
     meta = json.loads(_text(path))
-    requests_path = next(
-        (path.with_name(name + suffix) for suffix in (".requests.jsonl", ".requests.jsonl.gz")
-         if path.with_name(name + suffix).exists()),
-        None,
-    )  # fmt: skip
+    paths = [path.with_name(name + suffix) for suffix in (".requests.jsonl", ".requests.jsonl.gz")]
+    requests_path = next((candidate for candidate in paths if candidate.exists()), None)
     if requests_path is None:
         raise InputError(f"{path} has no {name}.requests.jsonl[.gz] beside it.")
     records = [json.loads(line) for line in _text(requests_path).splitlines() if line.strip()]

@@ -31,7 +31,7 @@ from headway.workload.lengths import FixedLength, Length, LogNormalLength, Unifo
 from headway.workload.trace import TraceRequest
 
 _OLDEST_SCHEDULER = "0.8.0"
-_CHAT_SIGMA = 1.0
+_CHAT_PROMPT_SIGMA, _CHAT_OUTPUT_SIGMA = 1.0, 0.5
 _CONTEXT_BUCKETS = 32
 _MERGE_WITHIN = 0.16
 _ROUNDING = 1e-6
@@ -120,7 +120,8 @@ def _scheduler_of(row: MeasuredRow) -> tuple[str, dict[str, Any]]:
 def workload_of(row: MeasuredRow, max_model_len: int) -> SimulatedWorkload:
     """Requests of the row's lengths: at its rate, or by its clients, or both, whichever holds them back."""
     rng = Random(0)
-    prompt, output = _length(row.num_prompt_tokens, row.spread), _length(row.num_output_tokens, row.spread)
+    prompt = _length(row.num_prompt_tokens, row.spread, _CHAT_PROMPT_SIGMA)
+    output = _length(row.num_output_tokens, row.spread, _CHAT_OUTPUT_SIGMA)
     requests = []
     at = 0.0
     for _ in range(row.num_requests):
@@ -134,11 +135,11 @@ def workload_of(row: MeasuredRow, max_model_len: int) -> SimulatedWorkload:
     )
 
 
-def _length(mean: float, spread: str) -> Length:
+def _length(mean: float, spread: str, chat_sigma: float) -> Length:
     if spread == "range":
         return UniformLength(max(1, round(0.8 * mean)), max(1, round(mean)))
     if spread == "chat":
-        return LogNormalLength(max(1.0, mean * 2.718281828 ** (-(_CHAT_SIGMA**2) / 2)), _CHAT_SIGMA)
+        return LogNormalLength(max(1.0, mean * math.exp(-(chat_sigma**2) / 2)), chat_sigma)
     return FixedLength(max(1, round(mean)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, quantiles
 
@@ -20,6 +21,8 @@ from headway.report.slo import RequestRecord
 NUM_FIT_REQUESTS = 100
 _MAX_STEP_S = 0.02
 _LINK_SHARE = (0.05, 1.0)
+_START = (1.5e-3, 0.5)
+_NUM_TURNS = 3
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _METRICS = ("ttft", "tpot", "latency")
 
@@ -146,26 +149,38 @@ def _fit(
         return TableOracle(table, step_s=step_s, graph_sizes=sizes, collective=collective)
 
     measured = [_times(item) for item in run.requests[:num_fit]]
+    metrics = ("tpot", "latency", "ttft") if tp > 1 else ("tpot", "latency")
 
-    def loss(oracle: TableOracle) -> float:
-        predicted = replay(run, resolved, oracle)[0][:num_fit]
-        return sum(
-            math.log(_mean(predicted, name) / _mean(measured, name)) ** 2 for name in ("tpot", "latency", "ttft")[: 2 + (tp > 1)]
-        )
+    def loss(step_s: float, share: float) -> float:
+        predicted = replay(run, resolved, make(step_s, share))[0][:num_fit]
+        return sum(math.log(_mean(predicted, name) / _mean(measured, name)) ** 2 for name in metrics)
 
     if tp == 1:
-        step_s = _golden(lambda value: loss(make(value, 1.0)), 0.0, _MAX_STEP_S)
+        step_s = _golden(lambda value: loss(value, 1.0), 0.0, _MAX_STEP_S, within=1e-5)
         return make(step_s, 1.0), {"host_ms_per_step": step_s * 1e3}
-    step_s, share = 1.5e-3, 0.5
-    for _ in range(3):
-        share = math.exp(
-            _golden(lambda value: loss(make(step_s, math.exp(value))), *map(math.log, _LINK_SHARE), within=5e-3)
-        )
-        step_s = _golden(lambda value: loss(make(value, share)), 0.0, _MAX_STEP_S, within=2e-5)
+    step_s, share = _valley(loss)
     return make(step_s, share), {"host_ms_per_step": step_s * 1e3, "all_reduce_gb_per_s": link * share / 1e9}
 
 
-def _golden(function: Callable[[float], float], low: float, high: float, within: float = 1e-5) -> float:
+def _valley(loss: Callable[[float, float], float]) -> tuple[float, float]:
+    """Host time and share of the link where the loss is lowest: by turns, each along its own axis."""
+    step_s, share = _START
+    low, high = map(math.log, _LINK_SHARE)
+    for _ in range(_NUM_TURNS):
+        share = math.exp(_golden(partial(_at_log_share, loss, step_s), low, high, within=5e-3))
+        step_s = _golden(partial(_at_step, loss, share), 0.0, _MAX_STEP_S, within=2e-5)
+    return step_s, share
+
+
+def _at_log_share(loss: Callable[[float, float], float], step_s: float, log_share: float) -> float:
+    return loss(step_s, math.exp(log_share))
+
+
+def _at_step(loss: Callable[[float, float], float], share: float, step_s: float) -> float:
+    return loss(step_s, share)
+
+
+def _golden(function: Callable[[float], float], low: float, high: float, within: float) -> float:
     """Where a function with one valley is lowest."""
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)

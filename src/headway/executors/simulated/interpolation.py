@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 
 
 class Curve:
     """A piecewise linear function through measured points.
 
-    Below the first point it keeps that value. Beyond the last it goes on along the last two points, never downwards.
+    Below the first point it keeps that value. Beyond the last it goes on with the mean slope of the upper half of the
+    range (a single step between neighbours is mostly noise), never downwards.
 
     Args:
         points: value by coordinate; at least one.
@@ -25,15 +26,13 @@ class Curve:
         xs, ys = self._xs, self._ys
         if x <= xs[0] or len(xs) == 1:
             return ys[0]
-        index = min(bisect_right(xs, x), len(xs) - 1)
-        low, high = ys[index - 1], ys[index]
-        value = low + (high - low) * (x - xs[index - 1]) / (xs[index] - xs[index - 1])
-        return value if x <= xs[-1] else max(value, high)
+        low, high = _bracket(xs, x)
+        return _between(x, xs[low], xs[high], ys[low], ys[high])
 
     @property
-    def points(self) -> Iterable[tuple[int, float]]:
-        """The measured points, by coordinate."""
-        return zip(self._xs, self._ys, strict=True)
+    def xs(self) -> Sequence[int]:
+        """Coordinates of the measured points, ascending."""
+        return self._xs
 
 
 class Grid:
@@ -43,7 +42,7 @@ class Grid:
     among the points measured there, and so on. Each axis is linear and ends as `Curve` does.
 
     Args:
-        points: value by coordinates, all of one length.
+        points: value by coordinates, all of one length; at least one.
     """
 
     __slots__ = ("_children", "_curve", "_keys")
@@ -67,23 +66,35 @@ class Grid:
         keys, children = self._keys, self._children
         if x <= keys[0] or len(keys) == 1:
             return children[0].at(*rest)
-        index = min(bisect_right(keys, x), len(keys) - 1)
-        below, above = keys[index - 1], keys[index]
-        if x == below:
-            return children[index - 1].at(*rest)
-        low, high = children[index - 1].at(*rest), children[index].at(*rest)
-        value = low + (high - low) * (x - below) / (above - below)
-        return value if x <= keys[-1] else max(value, high)
+        low, high = _bracket(keys, x)
+        if x == keys[high]:
+            return children[high].at(*rest)
+        return _between(x, keys[low], keys[high], children[low].at(*rest), children[high].at(*rest))
 
     def along_last(self, *fixed: float) -> Curve:
-        """The function of the last coordinate, the others fixed: its kinks are at the measured points."""
-        node: Grid = self
-        xs: set[int] = set()
-        stack = [node]
-        while stack:
-            node = stack.pop()
-            if node._curve is not None:
-                xs.update(x for x, _ in node._curve.points)
-            else:
-                stack.extend(node._children)
-        return Curve({x: self.at(*fixed, float(x)) for x in xs})
+        """The function of the last coordinate, the others fixed: what `at` gives, at the measured points on its way."""
+        if self._curve is not None:
+            return self._curve
+        x, rest = fixed[0], fixed[1:]
+        keys, children = self._keys, self._children
+        if x <= keys[0] or len(keys) == 1:
+            return children[0].along_last(*rest)
+        low, high = _bracket(keys, x)
+        if x == keys[high]:
+            return children[high].along_last(*rest)
+        below, above = children[low].along_last(*rest), children[high].along_last(*rest)
+        xs = {*below.xs, *above.xs}
+        return Curve({at: _between(x, keys[low], keys[high], below(at), above(at)) for at in xs})
+
+
+def _bracket(keys: Sequence[int], x: float) -> tuple[int, int]:
+    """Two indices whose keys enclose x, which is above the first; beyond the last: the last, and one half as far."""
+    index = bisect_left(keys, x)
+    if index < len(keys):
+        return index - 1, index
+    return max(0, bisect_right(keys, keys[-1] / 2, 0, len(keys) - 1) - 1), len(keys) - 1
+
+
+def _between(x: float, low: int, high: int, at_low: float, at_high: float) -> float:
+    value = at_low + (at_high - at_low) * (x - low) / (high - low)
+    return value if x <= high else max(value, at_high)

@@ -264,6 +264,34 @@ def _pipeline(rng: random.Random) -> Workload:
     return workload
 
 
+def _deep(rng: random.Random) -> Workload:
+    """Asynchronous scheduling with more than two steps in flight, as with a pipeline of stages."""
+    workload = _async_abort(rng)
+    workload["config"]["batch_queue"] = rng.choice((3, 4))
+    return workload
+
+
+def _model_length(rng: random.Random) -> Workload:
+    """Requests that are ended by max_model_len, not by max_tokens."""
+    workload = rng.choice((_plain, _prefix, _tight, _priority, _async))(rng)
+    longest = workload["config"]["max_model_len"]
+    for row in workload["requests"]:
+        if rng.random() < 0.4:
+            row["max_tokens"] = longest - len(row["prompt_token_ids"]) + rng.randint(-1, 30)
+            row.pop("output_token_ids", None)
+    return workload
+
+
+def _starved(rng: random.Random) -> Workload:
+    """A pool that cannot hold the longest sequences: requests preempt themselves, thrash, and wait for ever."""
+    workload = rng.choice((_plain, _prefix, _priority, _async, _no_gate, _threshold))(rng)
+    config = workload["config"]
+    longest = -(-config["max_model_len"] // config["block_size"])
+    config["num_blocks"] = 1 + max(1, rng.randint(longest // 4, longest))
+    config["max_steps"] = 300
+    return workload
+
+
 def _mixed(rng: random.Random) -> Workload:
     """Everything at once."""
     workload = rng.choice((_plain, _short, _prefix, _tight, _seats, _priority, _salt))(rng)
@@ -334,6 +362,9 @@ FAMILIES: dict[str, Callable[[random.Random], Workload]] = {
     "no_gate": _no_gate,
     "unchunked": _unchunked,
     "pipeline": _pipeline,
+    "deep": _deep,
+    "model_length": _model_length,
+    "starved": _starved,
     "mixed": _mixed,
     "real": _real,
 }

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from headway.deployment.arguments import Written
 from headway.deployment.words import Word
 
-Form = Literal["serve", "api_server", "settings"]
-"""`serve`: words after `vllm serve`. `api_server`: words after the module. `settings`: given by name, not parsed."""
+Form = Literal["serve", "api_server", "image", "settings"]
+"""`serve`: words after `vllm serve`. `api_server`: words after the module. `image`: words for the entry point of vLLM's
+image, which is the module up to 0.11.0 and `vllm serve` after. `settings`: given by name, not parsed."""
 Level = Literal["error", "warning", "note"]
 
 

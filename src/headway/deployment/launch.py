@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from headway.deployment.invocation import Invocation
+from headway.deployment.invocation import Form, Invocation
 from headway.deployment.words import Word
 
 MAX_NESTING = 8
@@ -73,7 +73,7 @@ def _find(
     if name in ("ray", "kubectl", "ssh", "tmux", "screen", "systemd-run", "accelerate", "torchrun"):
         return _after_marker(words, environment, source, depth)
     if image_args and (words[0].text.startswith("-") or _looks_like_model(words[0].text)):
-        return _start("serve", words, environment, source)
+        return _start("image", words, environment, source)
     if image_args and name == "serve":
         return _start("serve", words[1:], environment, source)
     return None
@@ -188,6 +188,11 @@ def _container(words: list[Word], environment: dict[str, Word], source: str, dep
     if found is None and entry and _basename(entry[0].text) in _SHELLS | {"vllm"}:
         return None
     if found is not None:
+        options = [word.text for word in words[start + 1 :] if word.text.startswith("-")]
+        mine = options[: len(options) - len([word for word in rest if word.text.startswith("-")])]
+        if mine:
+            message = f"Options of {_basename(words[0].text)}, not of the engine: {', '.join(dict.fromkeys(mine))[:300]}."
+            found.lint("container-options", "note", message, words[0].line)
         found.image = found.image or image.text
         if (count := _gpu_count(gpus)) is not None:
             found.facts["num_gpus"] = count
@@ -202,10 +207,10 @@ def _gpu_count(text: str | None) -> int | None:
     return int(text) if text.isdigit() and len(text) < 6 else None
 
 
-def _start(form: str, words: list[Word], environment: dict[str, Word], source: str) -> Invocation:
+def _start(form: Form, words: list[Word], environment: dict[str, Word], source: str) -> Invocation:
     line = next((word.line for word in words if word.line), 0)
     return Invocation(
-        form="serve" if form == "serve" else "api_server", source=source, line=line, words=words, environment=environment
+        form=form, source=source, line=line, words=words, environment=environment
     )
 
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headway.catalog.flags import all_flags
 from headway.deployment.compose import read_compose, read_env_file
 from headway.deployment.helm import is_production_stack, looks_like_engine_args, read_values
-from headway.deployment.invocation import Invocation
+from headway.deployment.invocation import Invocation, Lint
 from headway.deployment.kubernetes import read_containers
 from headway.deployment.logs import read_log
 from headway.deployment.makefile import read_makefile
@@ -59,7 +60,29 @@ def read_text(
     if folder is not None:
         for invocation in found:
             _attach_config(invocation, folder)
+    for invocation in found:
+        invocation.lints += _commented_flags(text, found)
+        if invocation.source == "vLLM config file":
+            message = "Pass the file as `--config FILE`: vLLM does not read `--config=FILE`, and would serve its default model."
+            invocation.lint("config-with-equals", "note", message, 0, "config")
     return found
+
+
+_COMMENTED = re.compile(r"^\s*(?:#|//|REM\b|<#)[\s#'\"-]*(--[a-z][\w-]+)(?:[ =]+([^\s\\`'\"]+))?", re.MULTILINE)
+
+
+def _commented_flags(text: str, found: list[Invocation]) -> list[Lint]:
+    """Flags of vLLM in comments are not read; said once, on the last start before or the first after."""
+    names = {flag.option for flag in all_flags().values()}
+    lints: list[Lint] = []
+    for match in _COMMENTED.finditer(text):
+        option = match.group(1).replace("_", "-")
+        if option in names and option != "--config" and len(lints) < 50:
+            line = text.count("\n", 0, match.start(1)) + 1
+            value = f" {match.group(2)}" if match.group(2) else ""
+            message = f"Line {line} is a comment: {match.group(1)}{value} is not read."
+            lints.append(Lint("commented-flag", "note", message, line, (option[2:].replace("-", "_"),)))
+    return lints if len(found) == 1 else []
 
 
 def _load(path: Path) -> str:

@@ -1,0 +1,92 @@
+"""A server that simulates: OpenAI's wire, a real queue, tokens at a deployment's pace, its own lag in /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headway.cli.serve_sim import make_simulated_service
+from headway.config import ServerOptions
+from headway.frontends.pacing import PacedClock
+from headway.frontends.server.app import build_app
+from headway.frontends.server.run import Server, bind, url_of
+from headway.frontends.simulation_options import DeploymentOptions
+from headway.text.stand_in import END_TOKEN_ID, FILLER_TOKEN_ID, StandInTokenizer
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A simulated deployment with steps of 20 ms, on a free port."""
+    options = DeploymentOptions(
+        latency="constant:prefill_us=20,decode_ms=20", num_gpu_blocks_override=500, max_model_len=4096
+    )
+    service = make_simulated_service(options.resolve(), ServerOptions())
+    listener = bind("127.0.0.1", 0)
+    ready = threading.Event()
+    server = Server(build_app(service), service.engine, on_ready=ready.set, grace_s=1.0)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    yield url_of(listener)
+    server.request_stop()
+    thread.join(20)
+    listener.close()
+
+
+def _post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(f"{url}{path}", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        reply: dict[str, Any] = json.load(response)
+    return reply
+
+
+def test_a_reply_is_as_long_as_asked(url: str) -> None:
+    """Filler words; the usage counts are those of a deployment."""
+    reply = _post(url, "/v1/completions", {"prompt": [5] * 40, "max_tokens": 7})
+    assert reply["choices"][0]["text"] == " token" * 7
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (40, 7)
+
+
+def test_a_chat_is_answered(url: str) -> None:
+    """By the stand-in template; equal beginnings are found in the prefix cache."""
+    body = {"messages": [{"role": "user", "content": "What is the capital of France? " * 20}], "max_tokens": 3}
+    first, second = (_post(url, "/v1/chat/completions", body) for _ in range(2))
+    assert first["choices"][0]["message"]["content"] == " token" * 3
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_the_lag_is_a_metric(url: str) -> None:
+    """Beside vLLM's own names."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    for name in ("vllm:num_requests_running", "headway:simulation_lag_seconds", "headway:simulation_late_steps_total"):
+        assert f"\n{name}{{" in text
+
+
+def test_a_clock_that_cannot_keep_up_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Twenty late steps in a row."""
+    clock = PacedClock()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(60):
+            clock.finish_step(clock.now() - 1.0, 0.5)
+    assert clock.num_late == 60 and clock.max_lag_s >= 0.5
+    assert len(caplog.records) == 1 and "does not keep up" in caplog.text
+
+
+def test_the_stand_in_tokenizer() -> None:
+    """Gives back what it was given, and about as many tokens as a real one."""
+    tokenizer = StandInTokenizer()
+    text = "The quick brown fox jumps over 12345 lazy dogs; naïve café, snake_case!\n\tEnd."
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text and ids == tokenizer.encode(text)
+    assert 15 <= len(ids) <= 30
+    assert tokenizer.decode([FILLER_TOKEN_ID, END_TOKEN_ID]) == " token"

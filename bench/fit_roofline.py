@@ -4,7 +4,7 @@
     python bench/fit_roofline.py measured_serving.csv --judge           # the file's coefficients, no fit
 
 Twelve numbers for all models, cards and versions; each source counts the same. The steps of every row are recorded by
-one simulation and priced again for each candidate (`headway.frontends.row_simulation`); what is printed at the end
+one simulation and priced again for each candidate (`headway.frontends.step_recording`); what is printed at the end
 comes from simulations with the coefficients in question. Rows of a 70B model on two H100 are never fitted.
 """
 
@@ -28,7 +28,8 @@ from headway.executors.simulated.coefficients import V1_ENGINE, RooflineCoeffici
 from headway.executors.simulated.oracle import StepShape
 from headway.executors.simulated.roofline import RIDGE, RooflineOracle
 from headway.frontends.measured_rows import MeasuredRow, Selection, by_source, select_rows
-from headway.frontends.row_simulation import Recording, merge, prepare, record
+from headway.frontends.row_simulation import prepare
+from headway.frontends.step_recording import Recording, merge, record
 from headway.report.accuracy import METRICS, RowError, row_errors
 
 _CLIP = 0.5
@@ -140,7 +141,7 @@ def _record(job: tuple[MeasuredRow, RooflineCoefficients]) -> Recorded | str:
         simulation = prepare(row, coefficients)
     except ConfigError as error:
         return error.message
-    recording, _ = record(simulation)
+    recording, _ = record(simulation.deployment, simulation.workload)
     coarse, factors = merge(recording, RooflineOracle(simulation.setup, coefficients))
     return Recorded(row, coarse, factors)
 

@@ -10,7 +10,17 @@ import click
 from headway import __version__
 from headway.errors import HeadwayError
 
-_COMMANDS = ("serve", "bench", "simulate", "steplog", "plan", "fragmentation")
+_COMMANDS = (
+    "serve",
+    "bench",
+    "simulate",
+    "steplog",
+    "plan",
+    "fragmentation",
+    "calibrate",
+    "validate",
+    "profile",
+)
 
 
 class _LazyGroup(click.Group):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.catalog import find_accelerator, find_model
@@ -20,9 +20,10 @@ from headway.config import (
 )
 from headway.core.policies import make_policy
 from headway.errors import ConfigError
-from headway.executors.simulated.constant import parse_constants
 from headway.executors.simulated.oracle import LatencyOracle
 from headway.executors.simulated.speculation import SpeculationModel
+from headway.frontends.oracles import make_oracle
+from headway.frontends.profile_file import read_profile
 from headway.frontends.routing import ROUTERS
 from headway.frontends.simulation import SimulatedDeployment
 from headway.planner import Deployment, Plan, make_plan
@@ -39,8 +40,10 @@ class DeploymentOptions:
     model: str | None = option(None, "Model: a catalogue name, a Hugging Face id, or a folder with config.json.")
     gpu: str | None = option(None, "Accelerator, such as h100, a100, l40s.")
     latency: str = option(
-        "roofline", "Where step times come from: roofline, or constant:prefill_us=…,decode_ms=… (see the docs)."
+        "roofline",
+        "Where step times come from: roofline, table:FOLDER, aiconfigurator, or constant:prefill_us=…,decode_ms=….",
     )
+    profile: str | None = option(None, "What `headway calibrate` found out about the deployment.")
     engine_version: str = option(REFERENCE_ENGINE_VERSION, "The vLLM release whose scheduler and defaults are used.")
     policy: str = option("chunked", "Batching policy.", choices=BATCHING_POLICIES)
     tensor_parallel_size: int = option(1, "GPUs that split each layer.")
@@ -86,6 +89,10 @@ class DeploymentOptions:
         Raises:
             ConfigError: something unknown, missing, or that cannot go together.
         """
+        if self.profile is not None and self.num_gpu_blocks_override is None:
+            blocks = read_profile(self.profile).num_gpu_blocks
+            if blocks is not None:
+                return replace(self, num_gpu_blocks_override=blocks).resolve(policy)
         plan = self._plan() if self.model is not None and self.gpu is not None else None
         reasons: dict[str, str] = {}
         scheduler, cache = self._planned(plan, reasons) if plan is not None else self._unplanned(reasons)
@@ -213,31 +220,8 @@ class DeploymentOptions:
         }
 
     def _oracle(self, plan: Plan | None) -> LatencyOracle:
-        kind, _, detail = self.latency.partition(":")
-        if kind == "constant":
-            return parse_constants(detail)
-        if kind != "roofline":
-            raise ConfigError(
-                f"There is no latency oracle {kind!r}.", hint="Known: roofline, constant:prefill_us=…,decode_ms=…."
-            )
-        if plan is None:
-            raise ConfigError("The roofline needs a model and a GPU.", hint="Give --model and --gpu.")
-        from headway.executors.simulated.roofline import RooflineOracle, RooflineSetup
-
-        deployment = plan.deployment
-        return RooflineOracle(
-            RooflineSetup(
-                deployment.model,
-                deployment.accelerator,
-                self.tensor_parallel_size,
-                self.pipeline_parallel_size,
-                self.quantization,
-                self.kv_cache_dtype,
-                self.engine_version,
-                plan.resolved.defaults.cuda_graph_sizes,
-                self.enforce_eager,
-            )
-        )
+        oracle = make_oracle(self.latency, plan)
+        return oracle if self.profile is None else read_profile(self.profile).applied_to(oracle)
 
     @property
     def _num_speculative_tokens(self) -> int:

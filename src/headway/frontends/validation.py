@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean, quantiles
 
@@ -13,6 +12,7 @@ from headway.catalog import find_accelerator, find_model
 from headway.executors.simulated.oracle import LatencyOracle
 from headway.executors.simulated.table import Collective, StepTable, TableOracle
 from headway.executors.simulated.table_files import find_table, read_table
+from headway.frontends.minimum import lowest, lowest_of_two
 from headway.frontends.recorded_runs import RecordedRequest, RecordedRun
 from headway.frontends.simulation import SimulatedWorkload, simulate
 from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
@@ -21,9 +21,8 @@ from headway.report.slo import RequestRecord
 NUM_FIT_REQUESTS = 100
 _MAX_STEP_S = 0.02
 _LINK_SHARE = (0.05, 1.0)
-_START = (1.5e-3, 0.5)
+_START_STEP_S = 1.5e-3
 _NUM_TURNS = 3
-_GOLDEN = (math.sqrt(5) - 1) / 2
 _METRICS = ("ttft", "tpot", "latency")
 
 
@@ -155,45 +154,19 @@ def _fit(
         predicted = replay(run, resolved, make(step_s, share))[0][:num_fit]
         return sum(math.log(_mean(predicted, name) / _mean(measured, name)) ** 2 for name in metrics)
 
+    steps = (0.0, _MAX_STEP_S, 2e-5)
     if tp == 1:
-        step_s = _golden(lambda value: loss(value, 1.0), 0.0, _MAX_STEP_S, within=1e-5)
+        step_s = lowest(lambda value: loss(value, 1.0), *steps[:2], within=steps[2])
         return make(step_s, 1.0), {"host_ms_per_step": step_s * 1e3}
-    step_s, share = _valley(loss)
+    log_share, step_s = lowest_of_two(
+        lambda log_share, step_s: loss(step_s, math.exp(log_share)),
+        (math.log(_LINK_SHARE[0]), math.log(_LINK_SHARE[1]), 5e-3),
+        steps,
+        start=_START_STEP_S,
+        num_turns=_NUM_TURNS,
+    )
+    share = math.exp(log_share)
     return make(step_s, share), {"host_ms_per_step": step_s * 1e3, "all_reduce_gb_per_s": link * share / 1e9}
-
-
-def _valley(loss: Callable[[float, float], float]) -> tuple[float, float]:
-    """Host time and share of the link where the loss is lowest: by turns, each along its own axis."""
-    step_s, share = _START
-    low, high = map(math.log, _LINK_SHARE)
-    for _ in range(_NUM_TURNS):
-        share = math.exp(_golden(partial(_at_log_share, loss, step_s), low, high, within=5e-3))
-        step_s = _golden(partial(_at_step, loss, share), 0.0, _MAX_STEP_S, within=2e-5)
-    return step_s, share
-
-
-def _at_log_share(loss: Callable[[float, float], float], step_s: float, log_share: float) -> float:
-    return loss(step_s, math.exp(log_share))
-
-
-def _at_step(loss: Callable[[float, float], float], share: float, step_s: float) -> float:
-    return loss(step_s, share)
-
-
-def _golden(function: Callable[[float], float], low: float, high: float, within: float) -> float:
-    """Where a function with one valley is lowest."""
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > within:
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = function(right)
-    return (low + high) / 2
 
 
 def _times(item: RecordedRequest) -> Times:

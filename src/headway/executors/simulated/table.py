@@ -26,6 +26,8 @@ class StepTable:
         attention: all layers' attention by (prompt tokens, decoding sequences, past tokens of the prompt, context of a
             decode). Without chunks the first coordinate is 0.
         is_mixed: chunks and decodes were measured together; otherwise their times are added.
+        min_chunk: the shortest chunk that was measured.
+        is_whole: `attention` holds whole steps, so the fixed cost of a step must count once, whatever its chunks.
         experts: expert layers by (rows, experts reached); None for dense models.
         num_experts, experts_per_token: how many rows reach how many experts.
     """
@@ -39,6 +41,7 @@ class StepTable:
     experts: Grid | None = None
     num_experts: int = 0
     experts_per_token: int = 0
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class TableOracle:
 
     def _attention(self, shape: StepShape) -> float:
         """Chunks each by itself; decodes beside them cost what they add to one chunk of the same number of tokens."""
+        if self.table.is_whole and shape.chunks:
+            return self._whole(shape)
         seconds = sum(self._chunk(chunk.num_tokens, chunk.num_past_tokens) for chunk in shape.chunks)
         if not shape.num_decodes:
             return seconds
@@ -146,6 +151,14 @@ class TableOracle:
         tokens = max(tokens, self.table.min_chunk)
         together = self.table.attention.at(tokens, shape.num_decodes, past, context)
         return seconds + together - self.table.attention.at(tokens, 0, past, 0)
+
+    def _whole(self, shape: StepShape) -> float:
+        """One chunk of as many tokens, with the past that gives as many pairs of positions to attend to."""
+        tokens = shape.num_prefill_tokens
+        pairs = sum(chunk.num_tokens * (chunk.num_past_tokens + chunk.num_tokens / 2) for chunk in shape.chunks)
+        past = max(0.0, pairs / tokens - tokens / 2)
+        context = shape.num_context_tokens / shape.num_decodes if shape.num_decodes else 0.0
+        return self.table.attention.at(max(tokens, self.table.min_chunk), shape.num_decodes, past, context)
 
     def explain(self, shape: StepShape) -> Sequence[Part]:
         """See `LatencyOracle`."""

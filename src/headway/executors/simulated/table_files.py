@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -61,8 +62,10 @@ def read_table(files: TableFiles, model: ModelArchitecture) -> StepTable:
     return _read_current(files, model) if "dense" in files.files else _read_v0(files, model)
 
 
-def read_steps(path: Path) -> StepTable:
-    """Our own layout (`headway profile`): whole steps by the same four coordinates, in one file.
+def read_steps(path: Path) -> tuple[StepTable, float]:
+    """Our own layout (`headway profile`): whole steps by the same four coordinates, and the host time between steps.
+
+    The first line may be a comment that holds a JSON object with `host_us`.
 
     Raises:
         InputError: the file cannot be read or lacks a column.
@@ -71,8 +74,15 @@ def read_steps(path: Path) -> StepTable:
     for row in _rows(path, STEP_COLUMNS):
         key = (int(row["prefill_chunk"]), int(row["n_decode"]), int(row["kv_prefill"]), int(row["kv_decode"]))
         points[key] = float(row["time_us"]) * 1e-6
+    with path.open(encoding="utf-8") as file:
+        first = file.readline()
+    facts = json.loads(first.removeprefix("#")) if first.startswith("#") else {}
     nothing = Curve({1: 0.0})
-    return StepTable(path.parent.name, nothing, nothing, Grid(points), True, _smallest_chunk(points))
+    name = str(facts.get("model") or path.stem)
+    table = StepTable(
+        f"profile of {name}", nothing, nothing, Grid(points), True, _smallest_chunk(points), is_whole=True
+    )
+    return table, float(facts.get("host_us", 0.0)) * 1e-6
 
 
 def _read_current(files: TableFiles, model: ModelArchitecture) -> StepTable:

@@ -1,0 +1,129 @@
+"""`headway calibrate`: fit a deployment's host time, kernel scale and block count to what was measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headway.cli.options import options_from, options_of
+from headway.frontends.simulation_options import DeploymentOptions
+
+if TYPE_CHECKING:
+    from headway.frontends.calibration import Calibration, Fit
+    from headway.frontends.observations import Observation
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.option("--bench", "benches", type=_FILE, multiple=True, help="Result of vllm bench serve; may be repeated.")
+@click.option("--guidellm", "reports", type=_FILE, multiple=True, help="Report of GuideLLM; may be repeated.")
+@click.option("--metrics", type=_FILE, nargs=2, help="Two scrapes of /metrics under load: BEFORE AFTER.")
+@click.option("--startup-log", type=_FILE, help="What the engine printed at its start: tells the KV blocks.")
+@click.option("--out", type=_FILE, default=Path("headway-profile.json"), show_default=True, help="The profile.")
+@options_from(DeploymentOptions, exclude=("profile",))
+def calibrate(
+    benches: tuple[Path, ...],
+    reports: tuple[Path, ...],
+    metrics: tuple[Path, Path] | None,
+    startup_log: Path | None,
+    out: Path,
+    **params: Any,
+) -> None:
+    """Fit a deployment's host time a step, kernel scale and KV blocks to measurements that you already have.
+
+    Give the deployment's flags, and any of: results of vllm bench serve, GuideLLM reports, two scrapes of /metrics, the
+    start-up log. The profile is then used by `headway simulate --profile FILE` with the same flags. What the
+    measurements could not decide is said.
+
+    \b
+    Example:
+        headway calibrate --model llama-3.1-8b --gpu l40s --bench c1.json --bench c64.json --startup-log vllm.log
+    """
+    from headway.errors import ConfigError
+    from headway.frontends.calibration import calibrate as fit
+    from headway.frontends.observations import read_guidellm, read_scrapes, read_vllm_bench
+
+    options: DeploymentOptions = options_of(DeploymentOptions, params)
+    observations: list[Observation] = [item for path in benches for item in read_vllm_bench(path)]
+    observations += [item for path in reports for item in read_guidellm(path)]
+    blocks = options.num_gpu_blocks_override
+    if metrics is not None:
+        found, scraped = read_scrapes(*metrics)
+        observations += found
+        blocks = blocks or scraped
+    if startup_log is not None:
+        blocks = blocks or _logged_blocks(startup_log)
+    if not observations and blocks is None:
+        raise ConfigError("Nothing to calibrate on.", hint="Give --bench, --guidellm, --metrics or --startup-log.")
+    resolved = _with_blocks(options, blocks).resolve()
+    result = fit(
+        resolved.deployment,
+        observations,
+        latency=options.latency,
+        num_gpu_blocks=blocks,
+        facts=resolved.facts(),
+    )
+    result.profile.write(out)
+    _print(result, out)
+
+
+def _with_blocks(options: DeploymentOptions, blocks: int | None) -> DeploymentOptions:
+    from dataclasses import replace
+
+    return options if blocks is None else replace(options, num_gpu_blocks_override=blocks)
+
+
+def _logged_blocks(path: Path) -> int | None:
+    """Blocks that a start-up log tells; None if it does not.
+
+    Raises:
+        InputError: the log cannot be read.
+    """
+    from headway.errors import InputError
+    from headway.planner.startup_log import read_startup_logs
+
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror}.") from None
+    for log in read_startup_logs(text):
+        if log.num_gpu_blocks is not None:
+            return log.num_gpu_blocks
+        if log.tokens is not None:
+            return log.tokens // (log.block_size or 16)
+    return None
+
+
+def _print(result: Calibration, out: Path) -> None:
+    from rich.console import Console
+
+    from headway.report.tables import new_table
+
+    console = Console()
+    profile = result.profile
+    if result.fits:
+        table = new_table()
+        for column in ("measurement", "metric", "measured", "before", "after"):
+            table.add_column(column, justify="left" if column in ("measurement", "metric") else "right")
+        for row in result.fits:
+            for key, value in row.measured.items():
+                shown = [f"{value:,.2f}", *(f"{side[key]:,.2f} ({side[key] / value - 1:+.1%})" for side in _sides(row))]
+                table.add_row(row.source, key, *shown)
+        console.print(table)
+    console.print(
+        f"host time {profile.host_ms_per_step:+.3f} ms a step, kernels × {profile.kernel_scale:.3f}, "
+        f"KV blocks {profile.num_gpu_blocks or 'as planned'}; typical error "
+        + (f"{profile.relative_error:.1%}" if profile.relative_error is not None else "unknown")
+        + f". Written to {out}.",
+        highlight=False,
+    )
+    for name, reason in profile.not_identified.items():
+        console.print(f"Not identified: {name}: {reason}.", highlight=False)
+
+
+def _sides(row: Fit) -> Sequence[Mapping[str, float]]:
+    return row.before, row.after

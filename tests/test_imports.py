@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"errors"},
     "catalog": {"errors"},
     "deployment": {"catalog", "config", "errors"},
+    "compat": {"catalog", "config", "deployment", "errors", "planner"},
     "planner": {"catalog", "config", "core", "errors", "executors.simulated", "report", "workload"},
     "frontends": {
         "catalog",
@@ -47,8 +48,10 @@ ALLOWED: dict[str, set[str]] = {
     "factory": {"config", "core", "errors", "executors", "executors.simulated", "executors.torch", "text"},
     "cli": {
         "catalog",
+        "compat",
         "config",
         "core",
+        "deployment",
         "errors",
         "executors.simulated",
         "factory",

@@ -17,6 +17,8 @@ _COMMANDS = (
     "steplog",
     "plan",
     "fragmentation",
+    "config",
+    "compat",
     "calibrate",
     "validate",
     "profile",

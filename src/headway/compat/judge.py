@@ -1,0 +1,120 @@
+"""Judges a deployment: every row of the data that speaks of it, and every flag that its version does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headway.catalog.compatibility import Row, Verdict, compat_data, worst
+from headway.deployment.arguments import Problem
+from headway.deployment.effective import Effective
+from headway.deployment.facts import row_holds
+from headway.deployment.lints import problem_lint
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or worth knowing, about a deployment in its version.
+
+    `basis`: docs, code, issue, or parser (the version's own argument parser). `at` says when it shows.
+    """
+
+    verdict: Verdict
+    features: tuple[str, ...]
+    versions: str
+    message: str
+    source: str
+    basis: str
+    at: str
+    settings: tuple[str, ...] = ()
+    fix: str = ""
+    line: int = 0
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict on a deployment, with the findings behind it, worst first. `open` are rows that depend on facts
+    which the deployment does not tell, such as the model's own."""
+
+    effective: Effective
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    open: tuple[Row, ...]
+
+    @property
+    def bad(self) -> tuple[Finding, ...]:
+        """Findings other than `ok`."""
+        return tuple(finding for finding in self.findings if finding.verdict != "ok")
+
+
+def judge(effective: Effective) -> Judgement:
+    """Judge an effective configuration."""
+    data = compat_data()
+    findings = [_from_problem(problem, effective) for problem in effective.problems]
+    undecided: list[Row] = []
+    held = [row for row in data.at(effective.version) if _speaks(row, effective, undecided)]
+    held += [row for row in effective.rows if row not in held]
+    for row in _without_overruled(held):
+        findings.append(_from_row(row, effective))
+    findings.sort(key=lambda finding: _RANK[finding.verdict])
+    verdict = worst([finding.verdict for finding in findings]) if findings else "ok"
+    return Judgement(effective, verdict, tuple(findings), tuple(undecided))
+
+
+_ORDER: tuple[Verdict, ...] = ("unknown_flag", "rejected", "unsupported", "runtime_crash", "wrong_output", "silent_noop",
+                               "ignored", "fallback", "unknown", "ok")  # fmt: skip
+_RANK = {verdict: index for index, verdict in enumerate(_ORDER)}
+
+
+def _speaks(row: Row, effective: Effective, undecided: list[Row]) -> bool:
+    """A row speaks of the deployment. Pairs that the documentation marks as working, or leaves open, say nothing."""
+    if row.basis == "docs" and row.verdict in ("ok", "unknown"):
+        return False
+    if row.verdict == "ok" and row.when is None:
+        return False
+    holds = row_holds(row, effective.facts, compat_data())
+    if holds is None and row.basis != "docs" and row.verdict != "ok":
+        undecided.append(row)
+    return bool(holds)
+
+
+def _without_overruled(rows: list[Row]) -> Iterable[Row]:
+    """A documented "not supported" gives way to what the code does with the same features."""
+    known = {frozenset(row.features) for row in rows if row.basis != "docs" and row.features}
+    return [row for row in rows if row.basis != "docs" or frozenset(row.features) not in known]
+
+
+def _from_problem(problem: Problem, effective: Effective) -> Finding:
+    lint = problem_lint(problem, effective)
+    verdict: Verdict = "unknown_flag" if problem.kind in ("unknown_flag", "ambiguous") else "rejected"
+    return Finding(
+        verdict=verdict,
+        features=lint.settings or (problem.option,),
+        versions=effective.version_text,
+        message=lint.message,
+        source=f"argument parser of vLLM {effective.version_text}",
+        basis="parser",
+        at="start",
+        settings=lint.settings,
+        line=problem.line,
+        id=lint.rule,
+    )
+
+
+def _from_row(row: Row, effective: Effective) -> Finding:
+    names = [*row.settings, *row.sets]
+    line = next((effective.settings[name].line for name in names if name in effective.settings), 0)
+    return Finding(
+        verdict=row.verdict,
+        features=row.features or row.settings or (row.platform,),
+        versions=row.versions,
+        message=row.message,
+        source=row.source,
+        basis=row.basis,
+        at=row.at,
+        settings=tuple(names),
+        fix=row.fix,
+        line=line,
+        id=row.id,
+    )

@@ -273,3 +273,23 @@ def test_a_real_model_refuses_releases_that_compute_into_lost_blocks(version: st
     options = EngineOptions(scheduling_policy="priority", engine_version=version)
     with pytest.raises(ConfigError, match="blocks it gave away"):
         build_engine(cast(Any, None), options, Inbox(), VirtualClock())
+
+
+def test_length_ends_a_request_below_min_tokens() -> None:
+    """Whoever asks for at least 50 tokens where the model's length leaves 2 gets 2, and is not waited for."""
+    stepper = Stepper(max_model_len=12, max_num_batched_tokens=64)
+    request = stepper.add("a", 10, max_tokens=100, min_tokens=50)
+    stepper.step()
+    stepper.step()
+    assert request.finish_reason is FinishReason.LENGTH and request.num_output_tokens == 2
+
+
+def test_a_priority_queue_gives_its_requests_in_order() -> None:
+    """However they came, and after one was taken out of the middle: by priority, arrival, id."""
+    stepper = Stepper(scheduling_policy="priority")
+    for i, (priority, arrived_at) in enumerate(((5, 0.0), (0, 3.0), (2, 1.0), (0, 2.0), (2, 1.0), (9, 0.5))):
+        stepper.add(str(i), 4, priority=priority, arrived_at=arrived_at)
+    assert stepper.waiting == ["3", "1", "2", "4", "0", "5"]
+    stepper.abort("2")
+    queue = stepper.scheduler.waiting
+    assert [queue.pop().request_id for _ in range(len(queue))] == ["3", "1", "4", "0", "5"]

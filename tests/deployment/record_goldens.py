@@ -4,7 +4,7 @@ Runs where vLLM is installed, not here, and imports nothing of headway:
 
     python tests/deployment/record_goldens.py tests/deployment/goldens_0.32.0.jsonl.gz
 
-Each line of the output: `argv` (after `vllm serve`; MODEL stands for a small Llama's folder), `args` (values that differ
+Each line of the output: `argv` (after `vllm serve`; MODEL stands for a small Llama folder), `args` (values that differ
 from the parser's defaults) or `error` (the parser's message), `config` (values after the config classes, on the CPU
 build) or `config_error`. `config_file` is the text of the file that `--config CONFIG.yaml` names.
 """

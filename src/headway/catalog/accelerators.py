@@ -21,6 +21,10 @@ _SMI_RESERVE_GIB = (0.45, 0.0015)
 A100, L20, 4090, 3090), good to about 0.2 GiB."""
 _LABEL_SHARE = {"nvidia": (0.92, 0.985, 1.0), "amd": (0.98, 1.0, 1.0)}
 """Low, likely, high share of the label that torch sees; ECC memory on GDDR cards takes the low end."""
+_HBM_ARCHITECTURES = ("sm70", "sm80", "sm90", "sm100", "sm103")
+_HBM_LABEL_SHARE = (0.96, 0.99, 1.0)
+"""Of cards with stacked memory: torch saw 0.986 to 0.992 of the label on V100, A100, H100 and H200, 0.96 on GB300."""
+_INTEGRATED = ("sm87", "sm110", "sm121")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,11 @@ class Accelerator:
     note: str
 
     @property
+    def is_integrated(self) -> bool:
+        """The host's memory is the GPU's too (Orin, Thor, GB10)."""
+        return self.architecture in _INTEGRATED
+
+    @property
     def memory_basis(self) -> MemoryBasis:
         """Where `memory_bytes` comes from: read in a log, from nvidia-smi's total, or guessed from the label."""
         if self.memory_torch_gib is not None:
@@ -74,6 +83,8 @@ class Accelerator:
             likely = total - _SMI_RESERVE_GIB[0] - _SMI_RESERVE_GIB[1] * total
             return int((likely - 0.2) * GIB), int(likely * GIB), int((likely + 0.2) * GIB)
         low, likely, high = _LABEL_SHARE.get(self.vendor, (0.92, 0.97, 1.0))
+        if self.architecture in _HBM_ARCHITECTURES:
+            low, likely, high = _HBM_LABEL_SHARE
         label = self.memory_label_gb * GIB
         return int(low * label), int(likely * label), int(high * label)
 

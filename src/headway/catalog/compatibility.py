@@ -32,6 +32,19 @@ Verdict = Literal[
 ]
 Basis = Literal["docs", "code", "issue"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+WORST_FIRST: tuple[Verdict, ...] = (
+    "unknown_flag",
+    "rejected",
+    "unsupported",
+    "runtime_crash",
+    "wrong_output",
+    "silent_noop",
+    "ignored",
+    "fallback",
+    "unknown",
+    "ok",
+)
+"""Verdicts by what a user meets first."""
 ENGINES = ("any", "V0", "V1")
 PLATFORMS = ("any", "cuda", "rocm", "rdna3", "cpu", "tpu", "xpu", "sm70", "sm75", "sm80", "sm89", "sm90")
 FIRST_COVERED: Version = (0, 6, 0)
@@ -124,14 +137,12 @@ def compat_data() -> CompatData:
     return load_compat(resources.files("headway.catalog").joinpath("vllm_compat.json").read_text(encoding="utf-8"))
 
 
-EXAMINED: tuple[Version, ...] = tuple(
-    parse_version(text)
-    for text in (
-        "0.6.0 0.6.3 0.6.6 0.7.0 0.7.3 0.8.0 0.8.1 0.8.4 0.8.5 0.9.0 0.9.1 0.9.2 0.10.0 0.10.1 0.10.2 0.11.0 0.11.1 "
-        "0.11.2 0.12.0 0.13.0 0.14.0 0.14.1 0.15.0 0.16.0 0.17.0 0.18.0 0.18.1 0.19.0 0.19.1 0.20.0 0.20.2 0.21.0 "
-        "0.22.0 0.22.1 0.23.0 0.24.0 0.25.0 0.25.1 0.26.0 0.27.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0"
-    ).split()
-)
+_EXAMINED = """
+0.6.0 0.6.3 0.6.6 0.7.0 0.7.3 0.8.0 0.8.1 0.8.4 0.8.5 0.9.0 0.9.1 0.9.2 0.10.0 0.10.1 0.10.2 0.11.0 0.11.1 0.11.2 0.12.0
+0.13.0 0.14.0 0.14.1 0.15.0 0.16.0 0.17.0 0.18.0 0.18.1 0.19.0 0.19.1 0.20.0 0.20.2 0.21.0 0.22.0 0.22.1 0.23.0 0.24.0
+0.25.0 0.25.1 0.26.0 0.27.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0
+"""
+EXAMINED: tuple[Version, ...] = tuple(parse_version(text) for text in _EXAMINED.split())
 """Releases whose code and documentation were read."""
 
 
@@ -238,16 +249,4 @@ def _shared(one: Row, other: Row) -> str:
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict that decides, by what a user meets first."""
-    order: tuple[Verdict, ...] = (
-        "unknown_flag",
-        "rejected",
-        "unsupported",
-        "runtime_crash",
-        "wrong_output",
-        "silent_noop",
-        "ignored",
-        "fallback",
-        "unknown",
-        "ok",
-    )
-    return min(verdicts, key=order.index, default="ok")
+    return min(verdicts, key=WORST_FIRST.index, default="ok")

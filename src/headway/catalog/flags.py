@@ -47,7 +47,8 @@ class Flag:
 
     def kind(self, version: Version) -> FlagKind:
         """How that version reads the value."""
-        return _latest(self.kinds, version, self.kinds[0][1])
+        kind: FlagKind = _latest(self.kinds, version, self.kinds[0][1])
+        return kind
 
     def default(self, version: Version) -> Any:
         """The parser's own default; None often means "chosen at start-up". Expressions are given as text."""
@@ -55,7 +56,7 @@ class Flag:
 
     def spellings(self, version: Version) -> tuple[str, ...]:
         """Option strings in that version, without `--no-` forms."""
-        return tuple(name for name, since in self.names if since <= version or since == self.names[0][1])
+        return tuple(name for name, since in self.names if since <= version)
 
     @property
     def option(self) -> str:

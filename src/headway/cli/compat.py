@@ -19,10 +19,17 @@ import click
 @click.option("--gpu", help="Accelerator, such as h100, or cpu.", metavar="NAME")
 @click.option("--model", help="Model whose facts are used; default: the deployment's own.", metavar="NAME")
 @click.option("--no-simulate", is_flag=True, help="With --from and --to: leave the latency of both sides out.")
-@click.option("--workload", default="512/128@0.7", show_default=True, metavar="PROMPT/OUTPUT@LOAD",
-              help="With --from and --to: lengths, and the share of the old side's throughput that is offered.")
+@click.option(
+    "--workload",
+    default="512/128@0.7",
+    show_default=True,
+    metavar="PROMPT/OUTPUT@LOAD",
+    help="With --from and --to: lengths, and the share of the old side's throughput that is offered.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--sarif", type=click.Path(path_type=Path), help="Write findings as SARIF 2.1.0; - prints.", metavar="FILE")
+@click.option(
+    "--sarif", type=click.Path(path_type=Path), help="Write findings as SARIF 2.1.0; - prints.", metavar="FILE"
+)
 @click.pass_context
 def compat(
     ctx: click.Context,

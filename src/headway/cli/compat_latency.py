@@ -42,7 +42,7 @@ def simulated(difference: VersionDiff, workload: str) -> dict[str, Any]:
     except HeadwayError as error:
         return {"reason": str(error)}
     return {
-        "workload": f"{prompt} prompt and {output} output tokens at {rate:.2f} requests/s ({load} of the old side's most)",
+        "workload": f"{prompt}/{output} tokens at {rate:.2f} requests/s, {load} of the old side's most",
         "before": {name: before[name] for name in SHOWN if name in before},
         "after": {name: after[name] for name in SHOWN if name in after},
         "source": "simulated; step times from the roofline",

@@ -76,21 +76,23 @@ class CompatRun:
         if self._as_json:
             self._echo(document)
         else:
-            self._console.print(f"[bold]{answer.verdict}[/] {' + '.join(answer.features)} in {number} ({answer.engine})")
+            self._console.print(
+                f"[bold]{answer.verdict}[/] {' + '.join(answer.features)} in {number} ({answer.engine})"
+            )
             for row in (*answer.rows, *answer.documented):
                 self._console.print(escape(f"  {row.verdict}: {row.message} ({row.versions}; {row.source})"))
             for row in answer.conditional:
                 condition = row.when.text if row.when else ""
-                self._console.print(escape(f"  {row.verdict} where {condition}: {row.message} ({row.versions})"), style="dim")
+                self._console.print(
+                    escape(f"  {row.verdict} where {condition}: {row.message} ({row.versions})"), style="dim"
+                )
         return FINE if answer.verdict == "ok" else FINDINGS
 
     def judge(self, files: Sequence[Path], version: str | None) -> int:
         """Deployments in one version."""
 
         def one(invocation: Invocation) -> Judgement:
-            effective = resolve_effective(
-                invocation, engine_version=version, accelerator=self._gpu, model=self._model
-            )
+            effective = resolve_effective(invocation, engine_version=version, accelerator=self._gpu, model=self._model)
             return judge(effective)
 
         found, failed = self._each(files, one)

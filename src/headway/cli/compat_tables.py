@@ -34,15 +34,19 @@ def matrix_table(matrix: Matrix) -> str:
 def findings_table(path: Path, judgement: Judgement) -> Table:
     """The findings of one deployment, worst first."""
     effective = judgement.effective
-    title = f"{path}:{effective.invocation.line} in vLLM {effective.version_text} ({effective.engine}): {judgement.verdict}"
+    title = (
+        f"{path}:{effective.invocation.line} in vLLM {effective.version_text} ({effective.engine}): {judgement.verdict}"
+    )
     table = Table(title=escape(title), title_justify="left", caption_justify="left")
     if judgement.open:
         table.caption = f"{len(judgement.open)} more rows depend on facts that are not known (--json lists them)."
     for column in ("verdict", "what", "versions", "why", "source"):
         table.add_column(column, overflow="fold")
     for finding in judgement.findings:
-        why = finding.message + (f" {finding.fix}" if finding.fix else "") + (
-            f" Shows at {finding.at}." if finding.at not in ("start", "always") else ""
+        why = (
+            finding.message
+            + (f" {finding.fix}" if finding.fix else "")
+            + (f" Shows at {finding.at}." if finding.at not in ("start", "always") else "")
         )
         color = _COLORS.get(finding.verdict, "red")
         table.add_row(

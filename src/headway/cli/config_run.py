@@ -140,9 +140,7 @@ def shown(effective: Effective, show_all: bool) -> dict[str, Setting]:
     return found
 
 
-def _print(
-    results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], *, show_all: bool, quiet: bool
-) -> None:
+def _print(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], *, show_all: bool, quiet: bool) -> None:
     console = Console()
     for index, (path, effective) in enumerate(results):
         if not quiet:

@@ -121,9 +121,13 @@ def _changed(old: Effective, new: Effective) -> list[ChangedValue]:
         is_open = first.value is None and second.value is None
         if first.value == second.value and not (is_open and first.reason != second.reason):
             continue
-        if is_open and not (first.reason.startswith("depends on the GPU") or second.reason.startswith("depends on the GPU")):
+        if is_open and not (
+            first.reason.startswith("depends on the GPU") or second.reason.startswith("depends on the GPU")
+        ):
             continue
         changed.append(
-            ChangedValue(name, first.value, second.value, first.reason, second.reason, first.is_written or second.is_written)
+            ChangedValue(
+                name, first.value, second.value, first.reason, second.reason, first.is_written or second.is_written
+            )
         )
     return changed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headway.catalog.compatibility import Row, Verdict, compat_data, worst
+from headway.catalog.compatibility import WORST_FIRST, Row, Verdict, compat_data, worst
 from headway.deployment.arguments import Problem
 from headway.deployment.effective import Effective
 from headway.deployment.facts import row_holds
@@ -62,9 +62,7 @@ def judge(effective: Effective) -> Judgement:
     return Judgement(effective, verdict, tuple(findings), tuple(undecided))
 
 
-_ORDER: tuple[Verdict, ...] = ("unknown_flag", "rejected", "unsupported", "runtime_crash", "wrong_output", "silent_noop",
-                               "ignored", "fallback", "unknown", "ok")  # fmt: skip
-_RANK = {verdict: index for index, verdict in enumerate(_ORDER)}
+_RANK = {verdict: index for index, verdict in enumerate(WORST_FIRST)}
 
 
 def _speaks(row: Row, effective: Effective, undecided: list[Row]) -> bool:

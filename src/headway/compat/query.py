@@ -46,9 +46,7 @@ def find_features(names: Sequence[str]) -> tuple[Feature, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def query(
-    features: Sequence[str], version: str, *, engine: str | None = None, platform: str | None = None
-) -> Answer:
+def query(features: Sequence[str], version: str, *, engine: str | None = None, platform: str | None = None) -> Answer:
     """The verdict on a combination: that of the row that matches most of it, the worst among equals.
 
     Args:
@@ -83,7 +81,9 @@ def query(
         version=number,
         engine=chosen,
         features=tuple(feature.name for feature in wanted),
-        rows=tuple(sorted(deciding, key=lambda row: worst([row.verdict]) != worst([each.verdict for each in deciding]))),
+        rows=tuple(
+            sorted(deciding, key=lambda row: worst([row.verdict]) != worst([each.verdict for each in deciding]))
+        ),
         conditional=tuple(row for row in matching if row.when is not None),
         documented=tuple(row for row in plain if row.basis == "docs" and row not in deciding),
     )

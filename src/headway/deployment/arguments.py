@@ -48,8 +48,11 @@ class Problem:
 
 @dataclass(slots=True)
 class Parsed:
-    """Everything that a list of words says. `settings` holds the last value of each; `repeated` the options given twice,
-    `abbreviated` maps a shortened option to the full one."""
+    """Everything that a list of words says.
+
+    `settings` holds the last value of each; `repeated` the options given twice; `abbreviated` maps a shortened option to
+    the full one; `leftover` are values that belong to nothing.
+    """
 
     settings: dict[str, Written] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -245,7 +248,9 @@ class _Run:
                 self._problem("unrecognized", word.text, f"unrecognized arguments: {word.text}", word.line)
             return
         self._model_seen = True
-        self._set(Written("model", word.text, "", word.text, word.line, word.unresolved, word.defaults), positional=True)
+        self._set(
+            Written("model", word.text, "", word.text, word.line, word.unresolved, word.defaults), positional=True
+        )
 
     def _option(self, index: int, option: _Option) -> int:
         word = self._words[index]

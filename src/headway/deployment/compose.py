@@ -80,7 +80,9 @@ def _devices(service: Mapping[Any, Any], found: Invocation) -> None:
             joined = [text_of(item) for item in ids]
             count += sum(len(item.split(",")) for item in joined)
             if any("," in item for item in joined):
-                message = f"device_ids is one string {next(item for item in joined if ',' in item)!r}, not a list of ids."
+                message = (
+                    f"device_ids is one string {next(item for item in joined if ',' in item)!r}, not a list of ids."
+                )
                 found.lint("device-ids-in-one-string", "warning", message, line_of(ids[0]))
         elif isinstance(given, int):
             count += given

@@ -13,9 +13,7 @@ from headway.deployment.yaml_text import Text
 
 _KUBERNETES = re.compile(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)")
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
-COMPOSE = re.compile(
-    r"\$\$|\$([A-Za-z_]\w*)|\$\{([A-Za-z_]\w*)(?:(:?[-?+])((?:[^{}]|\$\{[^{}]*\})*))?\}", re.DOTALL
-)
+COMPOSE = re.compile(r"\$\$|\$([A-Za-z_]\w*)|\$\{([A-Za-z_]\w*)(?:(:?[-?+])((?:[^{}]|\$\{[^{}]*\})*))?\}", re.DOTALL)
 
 
 def text_of(value: Any) -> str:

@@ -105,9 +105,20 @@ def resolve_effective(
     engine, engine_reason = _engine(version, invocation)
     facts = Facts(version, engine, asked=parsed.settings, platforms=platform_tags(card, device))
     result = Effective(
-        invocation, version, version_reason, engine, engine_reason, card, architecture, {}, parsed.problems, parsed, lints,
-        _unresolved(parsed, invocation), facts,
-    )  # fmt: skip
+        invocation=invocation,
+        version=version,
+        version_reason=version_reason,
+        engine=engine,
+        engine_reason=engine_reason,
+        accelerator=card,
+        model=architecture,
+        settings={},
+        problems=parsed.problems,
+        parsed=parsed,
+        lints=lints,
+        unresolved=_unresolved(parsed, invocation),
+        facts=facts,
+    )
     _settle(result, device)
     return result
 
@@ -142,7 +153,8 @@ def _config_words(invocation: Invocation, path: str, version: Version, lints: li
     words, dropped = config_words(json.loads(text), version, invocation.form)
     for key in dropped:
         name = key.replace("-", "_")
-        message = f"{key}: false is silently dropped by vLLM {'.'.join(map(str, version))} when it reads the file: the default stays. "
+        release = ".".join(map(str, version))
+        message = f"{key}: false is silently dropped by vLLM {release} when it reads the file: the default stays. "
         hint = f"Write no-{key}: true." if f"--no-{key}" in _negations(version) else "Leave the key out."
         lints.append(Lint("config-false-dropped", "error", message + hint, 0, (name,)))
     return words
@@ -176,7 +188,11 @@ def _accelerator(invocation: Invocation, given: str | None, parsed: Parsed) -> t
 
 
 def _model(name: Any, *, explicit: bool) -> ModelArchitecture | None:
-    if not isinstance(name, str) or not name or (not explicit and ("$" in name or name.startswith(("/", ".", "~", "-")))):
+    if (
+        not isinstance(name, str)
+        or not name
+        or (not explicit and ("$" in name or name.startswith(("/", ".", "~", "-"))))
+    ):
         return None
     try:
         return find_model(name)
@@ -303,5 +319,3 @@ def _derived(result: Effective, device: str | None) -> dict[str, Any]:
 
 _SAMPLING = ("logprobs", "prompt_logprobs", "best_of", "use_beam_search", "logits_processors", "structured_outputs",
              "min_p", "logit_bias", "min_tokens", "seed", "priority")  # fmt: skip
-
-

@@ -16,8 +16,10 @@ from headway.catalog.versions import Version
 from headway.deployment.arguments import Written
 from headway.deployment.words import Word
 
-_MTP = frozenset(("mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_next_mtp", "qwen3_5_mtp",
-                  "longcat_flash_mtp", "pangu_ultra_moe_mtp", "exaone_moe_mtp", "nemotron_h_mtp", "step3p5_mtp"))  # fmt: skip
+_MTP = frozenset(
+    "mtp deepseek_mtp mimo_mtp glm4_moe_mtp ernie_mtp qwen3_next_mtp qwen3_5_mtp longcat_flash_mtp pangu_ultra_moe_mtp "
+    "exaone_moe_mtp nemotron_h_mtp step3p5_mtp".split()
+)
 
 
 @dataclass(slots=True)
@@ -112,7 +114,12 @@ def speculative_method(config: Mapping[str, Any]) -> str:
     model = str(config.get("model") or "").lower()
     if model in ("ngram", "[ngram]"):
         return "ngram"
-    for part, name in (("eagle3", "eagle3"), ("eagle", "eagle"), ("medusa", "medusa"), ("mlp_speculator", "mlp_speculator")):
+    for part, name in (
+        ("eagle3", "eagle3"),
+        ("eagle", "eagle"),
+        ("medusa", "medusa"),
+        ("mlp_speculator", "mlp_speculator"),
+    ):
         if part in model:
             return name
     return "mtp" if not model or "mtp" in model else "draft_model"

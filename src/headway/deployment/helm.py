@@ -52,7 +52,9 @@ def _model_specs(node: Any) -> Iterator[Mapping[Any, Any]]:
 
 
 def _read(spec: Mapping[Any, Any]) -> Invocation:
-    found = Invocation("serve", "production-stack values", name=text_of(spec.get("name")), line=line_of(spec.get("name")))
+    found = Invocation(
+        "serve", "production-stack values", name=text_of(spec.get("name")), line=line_of(spec.get("name"))
+    )
     found.environment = environment_of(spec.get("env"))
     found.image = f"{text_of(spec.get('repository'))}:{text_of(spec.get('tag') or 'latest')}"
     config = spec.get("vllmConfig")
@@ -77,7 +79,9 @@ def _config_flag(key: str, value: Any, found: Invocation) -> None:
         found.words += [Word(_CHART_FLAGS[key], line=line), kubernetes_word(value, found.environment)]
     elif key in _CHART_SWITCHES:
         negated = _CHART_SWITCHES[key].replace("--", "--no-", 1)
-        found.words.append(Word(_CHART_SWITCHES[key] if text_of(value).lower() in ("true", "1") else negated, line=line))
+        found.words.append(
+            Word(_CHART_SWITCHES[key] if text_of(value).lower() in ("true", "1") else negated, line=line)
+        )
 
 
 def _engine(config: Mapping[Any, Any], found: Invocation) -> None:

@@ -1,4 +1,4 @@
-"""Reads containers wherever they stand in Kubernetes-like YAML: pods, workloads, KServe, LeaderWorkerSet, llm-d values."""
+"""Reads containers wherever they stand in Kubernetes-like YAML: pods, workloads, KServe, llm-d values."""
 
 from __future__ import annotations
 

@@ -33,13 +33,15 @@ _WRAPPERS: dict[str, tuple[str, ...]] = {
     "singularity": (),
     "apptainer": (),
 }
-_RUNNERS = {"uv": ("run",), "poetry": ("run",), "pipenv": ("run",), "pdm": ("run",), "conda": ("run",), "rye": ("run",),
-            "hatch": ("run",), "micromamba": ("run",), "pixi": ("run",)}  # fmt: skip
-_RUNNER_VALUES = frozenset(("-n", "--name", "-p", "--prefix", "--python", "--with", "--extra", "--directory", "--project",
-                            "--env-file", "--group", "--index-url"))  # fmt: skip
-_DOCKER_SWITCHES = frozenset("""-d --detach -i --interactive -t --tty -it -ti -id -di -itd -dit -tid -P --publish-all --rm
-    --init --privileged --read-only --no-healthcheck --oom-kill-disable --sig-proxy --disable-content-trust -q --quiet
-    --use-api-socket --replace --tls-verify""".split())
+_RUNNERS = frozenset(("uv", "poetry", "pipenv", "pdm", "conda", "rye", "hatch", "micromamba", "pixi"))
+_RUNNER_VALUES = frozenset(
+    "-n --name -p --prefix --python --with --extra --directory --project --env-file --group --index-url".split()
+)
+_DOCKER_SWITCHES = frozenset(
+    "-d --detach -i --interactive -t --tty -it -ti -id -di -itd -dit -tid -P --publish-all --rm --init --privileged "
+    "--read-only --no-healthcheck --oom-kill-disable --sig-proxy --disable-content-trust -q --quiet --use-api-socket "
+    "--replace --tls-verify".split()
+)
 _MODULE = re.compile(r"vllm(\.\w+)*\.(api_server|entry)$|vllm\.entrypoints\.cli\.main$|vllm$")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?$")
 
@@ -95,10 +97,12 @@ def _strip(words: list[Word], environment: dict[str, Word]) -> list[Word]:
             if name in ("tini", "dumb-init") and words and words[0].text == "--":
                 words = words[1:]
             elif name in ("taskset",) or (name in ("singularity", "apptainer") and words):
-                words = words[1:] if name == "taskset" else _skip_options(words[1:], ("-B", "--bind", "--env", "--pwd"))[1:]
+                words = (
+                    words[1:] if name == "taskset" else _skip_options(words[1:], ("-B", "--bind", "--env", "--pwd"))[1:]
+                )
         elif name == "timeout":
             words = _skip_options(words[1:], ("-s", "-k"))[1:]
-        elif name in _RUNNERS and len(words) > 1 and words[1].text in _RUNNERS[name]:
+        elif name in _RUNNERS and len(words) > 1 and words[1].text == "run":
             words = _skip_options(words[2:], tuple(_RUNNER_VALUES))
         else:
             break
@@ -191,7 +195,9 @@ def _container(words: list[Word], environment: dict[str, Word], source: str, dep
         options = [word.text for word in words[start + 1 :] if word.text.startswith("-")]
         mine = options[: len(options) - len([word for word in rest if word.text.startswith("-")])]
         if mine:
-            message = f"Options of {_basename(words[0].text)}, not of the engine: {', '.join(dict.fromkeys(mine))[:300]}."
+            message = (
+                f"Options of {_basename(words[0].text)}, not of the engine: {', '.join(dict.fromkeys(mine))[:300]}."
+            )
             found.lint("container-options", "note", message, words[0].line)
         found.image = found.image or image.text
         if (count := _gpu_count(gpus)) is not None:
@@ -209,9 +215,7 @@ def _gpu_count(text: str | None) -> int | None:
 
 def _start(form: Form, words: list[Word], environment: dict[str, Word], source: str) -> Invocation:
     line = next((word.line for word in words if word.line), 0)
-    return Invocation(
-        form=form, source=source, line=line, words=words, environment=environment
-    )
+    return Invocation(form=form, source=source, line=line, words=words, environment=environment)
 
 
 def _looks_like_model(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,9 @@ def problem_lint(problem: Problem, effective: Effective) -> Lint:
     if problem.kind in ("unknown_flag", "ambiguous"):
         name = setting_name(problem.option)
         names = (name,)
-        message = f"{problem.option} is not a flag of vLLM {effective.version_text}" + unknown_flag_hint(name, effective)
+        message = f"{problem.option} is not a flag of vLLM {effective.version_text}" + unknown_flag_hint(
+            name, effective
+        )
         if problem.kind == "ambiguous":
             message += f" ({problem.message})"
     rule = {"unknown_flag": "unknown-flag", "ambiguous": "unknown-flag", "bad_value": "bad-value"}
@@ -55,7 +58,9 @@ def unknown_flag_hint(name: str, effective: Effective) -> str:
             text += f"; use {replacement(flag.replaced_by)}" if flag.replaced_by else ""
             return text + (f" ({flag.note})" if flag.note else "")
         return f": it came in {'.'.join(map(str, flag.spans[0][0]))}"
-    options = {option: known for known, option in ((flag.name, flag.option) for flag in flags_of(effective.version).values())}
+    options = {
+        option: known for known, option in ((flag.name, flag.option) for flag in flags_of(effective.version).values())
+    }
     near = difflib.get_close_matches("--" + name.replace("_", "-"), options, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}" if near else ""
 
@@ -81,14 +86,18 @@ def _problems(effective: Effective) -> Iterator[Lint]:
 def _repeated(effective: Effective) -> Iterator[Lint]:
     for option in effective.parsed.repeated:
         name = setting_name(option)
-        yield _lint("repeated-flag", "warning", f"{option} is given more than once; the last one wins.", effective, name)
+        yield _lint(
+            "repeated-flag", "warning", f"{option} is given more than once; the last one wins.", effective, name
+        )
 
 
 def _abbreviated(effective: Effective) -> Iterator[Lint]:
     for short, full in effective.parsed.abbreviated.items():
         own = all_flags().get(setting_name(short))
         if own is not None and own.option == short:
-            message = f"{short} was removed; this version reads it as an abbreviation of {full}, which is something else."
+            message = (
+                f"{short} was removed; this version reads it as an abbreviation of {full}, which is something else."
+            )
             yield _lint("abbreviated-flag", "error", message, effective, setting_name(full))
         else:
             message = f"{short} is an abbreviation of {full}; a new flag with the same start would make it ambiguous."
@@ -106,15 +115,17 @@ def _unresolved(effective: Effective) -> Iterator[Lint]:
     for name, parts in effective.unresolved.items():
         is_template = any(part.startswith("{{") for part in parts)
         kind = "is a template" if is_template else "cannot be told from the file"
-        yield _lint("unresolved", "warning", f"{name}: {', '.join(parts)} {kind}; it is kept as written.", effective, name)
+        yield _lint(
+            "unresolved", "warning", f"{name}: {', '.join(parts)} {kind}; it is kept as written.", effective, name
+        )
 
 
 def _gpu_share(effective: Effective) -> Iterator[Lint]:
     share = effective.value("gpu_memory_utilization")
     if isinstance(share, int | float) and share > 0.97:
         message = (
-            f"gpu_memory_utilization {share:g} leaves no room for CUDA graphs, the context and other processes: expect an "
-            "out-of-memory error at start or under load. 0.90 to 0.95 is usual."
+            f"gpu_memory_utilization {share:g} leaves no room for CUDA graphs, the context and other processes: expect "
+            "an out-of-memory error at start or under load. 0.90 to 0.95 is usual."
         )
         yield _lint("gpu-memory-utilization-full", "warning", message, effective, "gpu_memory_utilization")
 
@@ -127,7 +138,10 @@ def _gpu_count(effective: Effective) -> Iterator[Lint]:
     tp, pp, dp = (size or 1 for size in sizes)
     needed = tp * pp * dp
     if reserved > needed:
-        message = f"{reserved} GPUs are reserved but tensor x pipeline x data parallel size is {needed}: {reserved - needed} stay idle."
+        idle = reserved - needed
+        message = (
+            f"{reserved} GPUs are reserved but tensor x pipeline x data parallel size is {needed}: {idle} stay idle."
+        )
         yield _lint("gpus-idle", "warning", message, effective, "tensor_parallel_size")
     elif reserved < needed:
         message = f"{needed} GPUs are needed (tensor x pipeline x data parallel size) but {reserved} are reserved."
@@ -169,10 +183,8 @@ def _sizes(effective: Effective) -> Iterator[Lint]:
         text = written.text.strip()
         other = text[:-1] + text[-1].swapcase()
         message = f"{text} is {written.value}"
-        try:
+        with contextlib.suppress(ValueError):
             message += f"; {other} would be {parse_size(other)}"
-        except ValueError:
-            pass
         message += " (lower case counts in thousands, upper case in 1024s)."
         if name == "max_num_batched_tokens":
             message += " Releases before 0.9.1 refuse a suffix here."
@@ -190,11 +202,13 @@ def _context_parallel(effective: Effective) -> Iterator[Lint]:
         yield _lint("context-parallel", "error", message, effective, "decode_context_parallel_size")
     else:
         message = (
-            f"decode_context_parallel_size {dcp} with tensor_parallel_size {tp}: the KV cache of a sequence is spread over "
-            f"{dcp} of the same {tp} GPUs; no further GPUs are used. It needs {dcp} copies of each KV head (MLA, or fewer "
-            "KV heads than GPUs)."
+            f"decode_context_parallel_size {dcp} with tensor_parallel_size {tp}: the KV cache of a sequence is spread "
+            f"over {dcp} of the same {tp} GPUs; no further GPUs are used. It needs {dcp} copies of each KV head (MLA, or "
+            "fewer KV heads than GPUs)."
         )
-        yield _lint("context-parallel", "note", message, effective, "decode_context_parallel_size", "tensor_parallel_size")
+        yield _lint(
+            "context-parallel", "note", message, effective, "decode_context_parallel_size", "tensor_parallel_size"
+        )
 
 
 def _model_length(effective: Effective) -> Iterator[Lint]:

@@ -21,7 +21,7 @@ _METRIC_NAMES = {"cache_dtype": "kv_cache_dtype", "num_gpu_blocks_override": "nu
 
 
 def read_log(text: str) -> list[Invocation]:
-    """One invocation for each "non-default args" line (or Namespace dump of older releases), and for each metric line."""
+    """One invocation for each "non-default args" line (or Namespace of older releases), and for each metric line."""
     found: list[Invocation] = []
     version: str | None = None
     for number, line in enumerate(text.splitlines(), start=1):

@@ -79,5 +79,3 @@ def _expand(text: str, variables: dict[str, str], used: set[str], depth: int = 0
 
     expanded = _REFERENCE.sub(known, text)
     return expanded if len(expanded) < 200_000 else text
-
-

@@ -108,8 +108,12 @@ class _Reader:
             if assigned.group(1) and value:
                 self._environment[assigned.group(2)] = value[0]
             return
-        start = next((index for index, text in enumerate(texts) if text not in ("if", "{", "}", "&", "Start-Process")), 0)
-        command = [word for word in words[start:] if word.text not in ("\0array", "-ArgumentList", "-NoNewWindow", "-Wait")]
+        start = next(
+            (index for index, text in enumerate(texts) if text not in ("if", "{", "}", "&", "Start-Process")), 0
+        )
+        command = [
+            word for word in words[start:] if word.text not in ("\0array", "-ArgumentList", "-NoNewWindow", "-Wait")
+        ]
         invocation = find_start(command, self._environment, source="PowerShell script")
         if invocation is not None:
             self.found.append(invocation)

@@ -149,5 +149,3 @@ def _string(node: ast.Constant | ast.JoinedStr, evaluator: Evaluator) -> Iterato
         found = find_start(command.words, command.environment, source="command in a Python string")
         if found is not None:
             yield found
-
-

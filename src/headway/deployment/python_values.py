@@ -22,7 +22,7 @@ def unknown(node: ast.AST) -> Unknown:
 
 
 class Evaluator:
-    """Evaluates literals, names assigned from literals, `dict(...)`, f-strings, and defaults of environment look-ups."""
+    """Evaluates literals, names assigned from literals, `dict(...)`, f-strings, and defaults of `os.environ.get`."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self.names = names
@@ -119,7 +119,7 @@ class Evaluator:
         unresolved: list[str] = []
         for part in parts:
             value = self.value(part.value if isinstance(part, ast.FormattedValue) else part, depth + 1)
-            if isinstance(value, Unknown) or isinstance(value, list | dict):
+            if isinstance(value, Unknown | list | dict):
                 texts.append("{" + str(getattr(value, "text", "...")) + "}")
                 unresolved.append(texts[-1])
             else:

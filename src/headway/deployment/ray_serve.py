@@ -54,8 +54,8 @@ def from_llm_config(config: Mapping[str, Any], line: int) -> Invocation:
         found.lint(
             "ray-batch-default",
             "note",
-            "Ray builds the engine outside vLLM's server: where max_num_seqs is not given, older Ray (before its PR 55159) "
-            "gets 128 rather than the server's 256 or 1024. Write max_num_seqs.",
+            "Ray builds the engine outside vLLM's server: where max_num_seqs is not given, older Ray (before its PR "
+            "55159) gets 128 rather than the server's 256 or 1024. Write max_num_seqs.",
             line,
             "max_num_seqs",
         )

@@ -63,7 +63,9 @@ def read_text(
     for invocation in found:
         invocation.lints += _commented_flags(text, found)
         if invocation.source == "vLLM config file":
-            message = "Pass the file as `--config FILE`: vLLM does not read `--config=FILE`, and would serve its default model."
+            message = (
+                "Pass the file as `--config FILE`: `--config=FILE` is not read, and vLLM serves its default model."
+            )
             invocation.lint("config-with-equals", "note", message, 0, "config")
     return found
 
@@ -172,8 +174,10 @@ def _yaml(text: str, name: str, variables: Mapping[str, str]) -> list[Invocation
 
 def _document(document: Any, name: str, variables: Mapping[str, str]) -> list[Invocation]:
     if isinstance(document, list):
-        return read_containers({"args": document}) if all(isinstance(item, str) for item in document) else (
-            read_ray(document) or read_containers(document)
+        return (
+            read_containers({"args": document})
+            if all(isinstance(item, str) for item in document)
+            else (read_ray(document) or read_containers(document))
         )
     if not isinstance(document, Mapping):
         return []

@@ -19,7 +19,7 @@ def prepare_words(
 
     Words of the file go after the model and before all others, so that the command line wins.
     """
-    words = [word for word in invocation.words if word.text or word.unresolved]
+    words = list(invocation.words)
     problems: list[Problem] = []
     is_serve = invocation.form == "serve" or (invocation.form == "image" and version >= (0, 11, 1))
     if is_serve:
@@ -42,7 +42,9 @@ def prepare_words(
         return words[:index], problems
     path = words[index + 1]
     if not path.text.endswith((".yaml", ".yml")):
-        problems.append(Problem("config", "--config", f"the config file must end in .yaml or .yml: {path.text}", path.line))
+        problems.append(
+            Problem("config", "--config", f"the config file must end in .yaml or .yml: {path.text}", path.line)
+        )
     content = read_config(invocation, path.text, version, lints)
     if content is None:
         message = f"The file {path.text} of --config is not at hand; its settings are not known."

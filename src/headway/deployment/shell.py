@@ -11,7 +11,9 @@ from headway.deployment.words import Word
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _DECLARE = frozenset(("export", "declare", "local", "readonly", "typeset"))
-_RESERVED = frozenset(("then", "else", "do", "{", "!", "time", "exec", "command", "builtin", "eval", "if", "elif", "while", "until"))
+_RESERVED = frozenset(
+    ("then", "else", "do", "{", "!", "time", "exec", "command", "builtin", "eval", "if", "elif", "while", "until")
+)
 _TESTS = frozenset(("[", "[[", "test"))
 
 
@@ -152,7 +154,9 @@ class _Walker:
             else:
                 scalar = expand_scalar(_value_of(word), self.variables)
                 if adds and (old := self.variables.values.get(name)):
-                    scalar = replace(scalar, text=old[0].text + scalar.text, defaults=(*old[0].defaults, *scalar.defaults))
+                    scalar = replace(
+                        scalar, text=old[0].text + scalar.text, defaults=(*old[0].defaults, *scalar.defaults)
+                    )
                 self.variables.set(name, (scalar,))
             if export:
                 self.variables.exported.add(name)

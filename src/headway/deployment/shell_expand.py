@@ -127,7 +127,13 @@ def _parameter(piece: Piece, variables: Variables, line: int, depth: int) -> lis
 
 
 def _operate(
-    name: str, rest: str, value: tuple[Word, ...] | None, unknown: list[Word], variables: Variables, line: int, depth: int
+    name: str,
+    rest: str,
+    value: tuple[Word, ...] | None,
+    unknown: list[Word],
+    variables: Variables,
+    line: int,
+    depth: int,
 ) -> list[Word]:
     """`${name:-word}` and the other operators."""
     match = re.fullmatch(r"(?s)(:?[-=+?])(.*)", rest)
@@ -175,7 +181,9 @@ def _edit(rest: str, value: tuple[Word, ...] | None) -> list[Word] | None:
         return [word.with_text(_EDITS[rest](word.text)) for word in value]
     if match := re.fullmatch(r":(\d{1,6})(?::(\d{1,6}))?", rest):
         start, length = int(match.group(1)), match.group(2)
-        return [word.with_text(word.text[start:] if length is None else word.text[start:][: int(length)]) for word in value]
+        return [
+            word.with_text(word.text[start:] if length is None else word.text[start:][: int(length)]) for word in value
+        ]
     if match := re.fullmatch(r"(?s)(##?|%%?)(.*)", rest):
         return [word.with_text(_trim(word.text, *match.groups())) for word in value]
     if (match := re.fullmatch(r"(?s)(//?)([^/*?\[]+)/(.*)", rest)) is not None:

@@ -1,7 +1,7 @@
 """Splits a POSIX or bash script into commands and words, keeping quoting; nothing is expanded or run.
 
 A lexer of our own rather than shlex, which knows neither expansions, nor here-documents, nor arrays, and rather than a
-full grammar in C: what is reported (a space after a backslash, a comment inside a continuation) is lost in a syntax tree.
+full grammar in C: what is to be reported (a space after a backslash, a comment in a continuation) a tree has lost.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from headway.errors import InputError
 
 MAX_DEPTH = 24
 MAX_PIECES = 200_000
-_OPERATORS = (";;&", "<<<", "&>>", "<<-", ";;", ";&", "&&", "||", "|&", "<<", ">>", "<&", ">&", "<>", ">|", "&>", ";", "&",
-              "|", "<", ">", "(", ")")  # fmt: skip
+_OPERATORS = (";;& <<< &>> <<- ;; ;& && || |& << >> <& >& <> >| &> ; & | < > ( )").split()
 _REDIRECTS = frozenset(("<", ">", ">>", "<&", ">&", "<>", ">|", "&>", "&>>", "<<<", "<<", "<<-"))
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SPECIAL = frozenset("@*#?$!-0123456789")
@@ -213,7 +212,10 @@ class _Lexer:
                     if self._text[self._at : self._at + 1] in ("", " ", "\t", "\n"):
                         break
                     continue
-                self._add(pieces, Piece("text", self._text[self._at + 1 : self._at + 2], self._text[self._at : self._at + 2], True))
+                self._add(
+                    pieces,
+                    Piece("text", self._text[self._at + 1 : self._at + 2], self._text[self._at : self._at + 2], True),
+                )
                 self._at += 2
             elif char == "'":
                 self._add(pieces, self._single())

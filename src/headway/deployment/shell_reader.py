@@ -26,7 +26,9 @@ def read_shell(text: str, *, depth: int = 0) -> list[Invocation]:
             found += _here_document(document, depth)
     for invocation in found:
         if has_returns and invocation.source == "shell command":
-            invocation.lint("carriage-returns", "error", "The script has Windows line ends; a shell sees \\r in values.")
+            invocation.lint(
+                "carriage-returns", "error", "The script has Windows line ends; a shell sees \\r in values."
+            )
     return found
 
 
@@ -57,11 +59,15 @@ def _remarks(
                 remark.line,
             )
         elif remark.kind == "unclosed":
-            invocation.lint("unclosed-quote", "error", f"Line {remark.line}: {remark.text} is never closed.", remark.line)
+            invocation.lint(
+                "unclosed-quote", "error", f"Line {remark.line}: {remark.text} is never closed.", remark.line
+            )
     lost = following is not None and following.words[0].text.startswith("-") and following.words[0].line > last
     if lost and following is not None:
         flags = " ".join(word.text for word in following.words if word.text.startswith("--"))[:300]
-        comment = next((mark for mark in script.remarks if mark.kind == "comment_in_continuation" and mark.line >= last), None)
+        comment = next(
+            (mark for mark in script.remarks if mark.kind == "comment_in_continuation" and mark.line >= last), None
+        )
         if comment is not None and comment.line < following.line:
             message = f"The comment on line {comment.line} ends the command; these flags are lost: {flags}"
             invocation.lint("comment-ends-command", "error", message, comment.line)

@@ -112,7 +112,9 @@ def expand_json_sizes(text: str) -> str:
     """Numbers with a size suffix outside JSON strings (`{"cpu_bytes_to_use": 80m}`), written out."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
     for index in range(0, len(parts), 2):
-        parts[index] = re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda found: str(parse_size(found.group())), parts[index])
+        parts[index] = re.sub(
+            r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda found: str(parse_size(found.group())), parts[index]
+        )
     return "".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import sys
 import types
 import typing
@@ -23,7 +24,8 @@ def flags_page() -> str:
     parts = [
         "# Flags",
         _NOTE,
-        "Scheduler and cache flags have vLLM's names and meaning. `headway serve` and `headway bench` take the engine's; the",
+        "Scheduler and cache flags have vLLM's names and meaning. `headway serve` and `headway bench` take the "
+        "engine's; the",
         "former also takes the server's. A switch has a `--no-` form.",
         "",
         "## Engine",
@@ -61,7 +63,21 @@ def _type_name(hint: Any, unit: str) -> str:
     return words[names[0]] + (f", {unit}" if unit else "")
 
 
-PAGES: dict[str, Callable[[], str]] = {"flags.md": flags_page}
+def scheduler_page() -> str:
+    """docs/scheduler-vs-vllm.md: what the scheduler has in common with vLLM's, and what proves it."""
+    return str(_neighbour("scheduler_page").scheduler_page(_NOTE))
+
+
+def _neighbour(name: str) -> types.ModuleType:
+    """A module of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"headway_docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGES: dict[str, Callable[[], str]] = {"flags.md": flags_page, "scheduler-vs-vllm.md": scheduler_page}
 
 
 def stale_pages() -> list[str]:

@@ -105,7 +105,7 @@ class CompatRun:
         self._write([(path, finding) for path, judgement in found for finding in judgement.bad])
         if failed:
             return UNREADABLE
-        return FINDINGS if any(judgement.bad for _, judgement in found) else FINE
+        return FINE if all(judgement.is_clean for _, judgement in found) else FINDINGS
 
     def difference(self, files: Sequence[Path], before: str, after: str, *, workload: str | None) -> int:
         """Deployments in two versions; `workload` None leaves latency out."""

@@ -55,7 +55,8 @@ class VersionDiff:
     @property
     def is_breaking(self) -> bool:
         """The new version refuses, ignores or breaks something that the old one did not, or lacks the memory."""
-        return bool(self.lost or self.appeared) or (self.memory[0].fits is True and self.memory[1].fits is False)
+        bad = [finding for finding in self.appeared if finding.verdict not in ("fallback", "unknown")]
+        return bool(self.lost or bad) or (self.memory[0].fits is True and self.memory[1].fits is False)
 
 
 def diff_versions(

@@ -47,6 +47,11 @@ class Judgement:
         """Findings other than `ok`."""
         return tuple(finding for finding in self.findings if finding.verdict != "ok")
 
+    @property
+    def is_clean(self) -> bool:
+        """Nothing but what works, falls back by itself, or is open."""
+        return all(finding.verdict in ("ok", "fallback", "unknown") for finding in self.findings)
+
 
 def judge(effective: Effective) -> Judgement:
     """Judge an effective configuration."""
@@ -71,10 +76,27 @@ def _speaks(row: Row, effective: Effective, undecided: list[Row]) -> bool:
         return False
     if row.verdict == "ok" and row.when is None:
         return False
+    if row.basis == "docs" and any(name in _ON_BY_DEFAULT and not _asked(name, effective) for name in row.features):
+        return False
     holds = row_holds(row, effective.facts, compat_data())
     if holds is None and row.basis != "docs" and row.verdict != "ok":
         undecided.append(row)
     return bool(holds)
+
+
+_ON_BY_DEFAULT = {
+    "cuda_graph": "enforce_eager",
+    "chunked_prefill": "enable_chunked_prefill",
+    "prefix_caching": "enable_prefix_caching",
+    "async_scheduling": "async_scheduling",
+    "async_output": "disable_async_output_proc",
+    "hybrid_kv_cache_manager": "disable_hybrid_kv_cache_manager",
+}
+"""Features that a version may leave off by itself: a documented "not supported" counts only where they were asked for."""
+
+
+def _asked(feature: str, effective: Effective) -> bool:
+    return _ON_BY_DEFAULT[feature] in effective.parsed.settings
 
 
 def _without_overruled(rows: list[Row]) -> Iterable[Row]:
@@ -103,8 +125,10 @@ def _from_problem(problem: Problem, effective: Effective) -> Finding:
 def _from_row(row: Row, effective: Effective) -> Finding:
     names = [*row.settings, *row.sets]
     line = next((effective.settings[name].line for name in names if name in effective.settings), 0)
+    is_asked = not names or any(name in effective.parsed.settings for name in names)
+    quiet = row.verdict in ("ignored", "silent_noop") and not is_asked
     return Finding(
-        verdict=row.verdict,
+        verdict="fallback" if quiet else row.verdict,
         features=row.features or row.settings or (row.platform,),
         versions=row.versions,
         message=row.message,

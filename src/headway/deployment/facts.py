@@ -95,6 +95,8 @@ def speculation_facts(values: Mapping[str, Any], version: Version) -> dict[str, 
         "speculative_config": dict(config),
         "spec_method": method,
         "spec_is_mtp": method in _MTP,
+        "spec_tokens_given": bool(config.get("num_speculative_tokens")),
+        "spec_names_draft": bool(config.get("method") or config.get("model")) or "speculative_config" not in values,
         "spec_is_dynamic": isinstance(config.get("num_speculative_tokens"), list | dict),
         "spec_is_adaptive": bool(config.get("adaptive_verification")),
         "spec_is_multi_module_mtp": UNKNOWN if method in _MTP else False,
@@ -141,6 +143,8 @@ def model_facts(model: ModelArchitecture | None) -> dict[str, Any]:
         "has_chunked_attention": any(mixer.kind == "chunked" for mixer in attention),
         "is_attention_free": not any(not isinstance(mixer, StateSpace) for mixer in mixers if mixer is not None),
         "uses_gqa": any(mixer.num_kv_heads < mixer.num_heads for mixer in attention),
+        "num_attention_heads": min((mixer.num_heads for mixer in attention), default=UNKNOWN),
+        "model_limit": model.max_model_len or UNKNOWN,
         "num_kv_heads": min((mixer.num_kv_heads for mixer in attention), default=1),
     }
 
@@ -174,5 +178,6 @@ def environment_facts(environment: Mapping[str, Word]) -> dict[str, Any]:
     allocator = text("PYTORCH_CUDA_ALLOC_CONF")
     return {
         "env_use_v1": text("VLLM_USE_V1"),
+        "env_allow_long_max_model_len": text("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),
         "uses_expandable_segments": "expandable_segments:True" in allocator if isinstance(allocator, str) else False,
     }

@@ -81,10 +81,10 @@ def _expand_piece(piece: Piece, variables: Variables, line: int, depth: int) -> 
         return [Word(piece.text, line=line)]
     if piece.kind == "command":
         return [_substitution(piece, variables, line)]
-    values = _parameter(piece, variables, line, depth)
+    values, is_split = _parameter(piece, variables, line, depth)
     if piece.quoted:
         return values or [Word("", line=line)]
-    return _split(values)
+    return values if is_split else _split(values)
 
 
 def _split(values: list[Word]) -> list[Word]:
@@ -106,62 +106,61 @@ def _split(values: list[Word]) -> list[Word]:
 _PARAMETER = re.compile(r"(?s)(!?)([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(\[[^\]]*\])?(.*)")
 
 
-def _parameter(piece: Piece, variables: Variables, line: int, depth: int) -> list[Word]:
+def _parameter(piece: Piece, variables: Variables, line: int, depth: int) -> tuple[list[Word], bool]:
+    """The values of an expansion, and whether they are words already, not to be split again."""
     unknown = [Word(piece.raw, (piece.raw,), line=line)]
     match = _PARAMETER.fullmatch(piece.text)
     if match is None or depth > MAX_DEPTH or match.group(1):
-        return unknown
+        return unknown, False
     _, name, subscript, rest = match.groups()
-    value = variables.values.get(name)
-    if value is not None and subscript not in (None, "[@]", "[*]"):
-        index = subscript.strip("[]")
-        position = int(index) if index.lstrip("-").isdigit() and len(index) < 9 else None
-        value = None if position is None or not -len(value) <= position < len(value) else (value[position],)
-    elif value is not None and subscript is None and name in variables.arrays:
-        value = value[:1]
+    value = _stored(name, subscript, variables)
     if value is not None and subscript == "[*]" and piece.quoted:
         value = (join(value, " "),)
     if not rest:
-        return list(value) if value is not None else unknown
-    return _operate(name, rest, value, unknown, variables, line, depth)
-
-
-def _operate(
-    name: str,
-    rest: str,
-    value: tuple[Word, ...] | None,
-    unknown: list[Word],
-    variables: Variables,
-    line: int,
-    depth: int,
-) -> list[Word]:
-    """`${name:-word}` and the other operators."""
-    match = re.fullmatch(r"(?s)(:?[-=+?])(.*)", rest)
-    if match is None:
-        return _edit(rest, value) or unknown
-    action, argument = match.groups()
+        return (list(value) if value is not None else unknown), False
+    operation = re.fullmatch(r"(?s)(:?[-=+?])(.*)", rest)
+    if operation is None:
+        return _edit(rest, value) or unknown, False
+    action, argument = operation.groups()
     is_null = value is None or (action[0] == ":" and not any(word.text for word in value))
     if action[-1] == "+":
-        return _argument(argument, variables, line, depth) if not is_null else [Word("", defaults=(name,), line=line)]
-    if not is_null and value is not None:
-        return list(value)
+        used = [Word("", defaults=(name,), line=line)]
+        return (used, False) if is_null else (_argument(argument, piece.quoted, variables, line, depth), True)
+    if value is not None and not is_null:
+        return list(value), False
     if action[-1] == "?":
-        return unknown
+        return unknown, False
     result = [
         replace(word, defaults=tuple(dict.fromkeys((*word.defaults, name))))
-        for word in _argument(argument, variables, line, depth)
+        for word in _argument(argument, piece.quoted, variables, line, depth)
     ]
     if action[-1] == "=":
-        variables.set(name, tuple(result))
-    return result
+        variables.set(name, (join(result, " "),))
+    return result, True
 
 
-def _argument(text: str, variables: Variables, line: int, depth: int) -> list[Word]:
-    """The words of an operator's argument; quotes inside it count."""
+def _stored(name: str, subscript: str | None, variables: Variables) -> tuple[Word, ...] | None:
+    """A variable's value, an element of an array, or None where it is not set."""
+    value = variables.values.get(name)
+    if value is None or subscript in ("[@]", "[*]"):
+        return value
+    if subscript is None:
+        return value[:1] if name in variables.arrays else value
+    index = subscript.strip("[]")
+    position = int(index) if re.fullmatch(r"-?\d{1,8}", index) else None
+    return None if position is None or not -len(value) <= position < len(value) else (value[position],)
+
+
+def _argument(text: str, is_quoted: bool, variables: Variables, line: int, depth: int) -> list[Word]:
+    """The words of an operator's argument; between double quotes it is one word, and quotes inside it count."""
+    if is_quoted and not set(text) & set("'\""):
+        text = f'"{text}"'
     found: list[Word] = []
     for command in lex(text, line=line, depth=depth + 1).commands:
         for word in command.words:
             found += expand_word(word, variables, depth + 1)
+    if is_quoted and len(found) > 1:
+        return [join(found, " ")]
     return found or [Word("", line=line)]
 
 

@@ -45,8 +45,6 @@ class FreeQueue:
     def pop(self, num_blocks: int) -> list[Block]:
         """Take `num_blocks` from the head; there must be that many."""
         assert num_blocks <= self.num_blocks, f"{num_blocks} blocks wanted, {self.num_blocks} free"
-        if num_blocks == 1:
-            return [self._pop_first()]
         taken = []
         block = self._head.next
         for _ in range(num_blocks):
@@ -61,8 +59,8 @@ class FreeQueue:
         self.num_blocks -= num_blocks
         return taken
 
-    def _pop_first(self) -> Block:
-        """What `pop` does most of the time."""
+    def pop_first(self) -> Block:
+        """Take the head; the queue must not be empty."""
         head = self._head
         block = head.next
         assert block is not None
@@ -85,10 +83,13 @@ class FreeQueue:
         """Add at the tail, in the given order."""
         last = self._tail.previous
         assert last is not None
+        count = 0
         for block in blocks:
-            last.next, block.previous = block, last
+            last.next = block
+            block.previous = last
             last = block
-            self.num_blocks += 1
+            count += 1
+        self.num_blocks += count
         last.next, self._tail.previous = self._tail, last
 
     def prepend(self, blocks: Iterable[Block]) -> None:
@@ -96,10 +97,13 @@ class FreeQueue:
         first = self._head.next
         assert first is not None
         last = self._head
+        count = 0
         for block in blocks:
-            last.next, block.previous = block, last
+            last.next = block
+            block.previous = last
             last = block
-            self.num_blocks += 1
+            count += 1
+        self.num_blocks += count
         last.next, first.previous = first, last
 
     def __iter__(self) -> Iterator[Block]:
@@ -165,6 +169,14 @@ class BlockPool:
             block.ref_count = 1
         return blocks
 
+    def allocate_one(self) -> Block:
+        """As `allocate(1)`, which decoding asks for all the time."""
+        block = self.free_queue.pop_first()
+        if block.key is not None:
+            self._forget(block)
+        block.ref_count = 1
+        return block
+
     def touch(self, blocks: Iterable[Block]) -> None:
         """Add a reference to cached blocks that a request hit; free ones leave the free queue."""
         for block in blocks:
@@ -183,12 +195,13 @@ class BlockPool:
         """
         head: list[Block] = []
         tail: list[Block] = []
+        null, unkeyed = self.null_block, head if self._reuse_unkeyed_first else tail
         for block in blocks:
-            if block is self.null_block:
+            if block is null:
                 continue
             block.ref_count -= 1
             if block.ref_count == 0:
-                (head if self._reuse_unkeyed_first and block.key is None else tail).append(block)
+                (unkeyed if block.key is None else tail).append(block)
         self.free_queue.prepend(head)
         self.free_queue.append(tail)
 

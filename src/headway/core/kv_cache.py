@@ -75,6 +75,8 @@ class KVCacheManager:
         if self._window is not None and profile.caps_window_at_gate:
             num_tokens = min(self._window - 1 + max_in_flight_tokens, max_model_len)
             self._window_cap = -(-num_tokens // self.block_size) + 1
+        self._adds_one = not self._num_preallocated_blocks and not (self._caps_everywhere and self._window_cap)
+        """Whether a request that lacks one block gets exactly that."""
 
     @property
     def has_window(self) -> bool:
@@ -194,7 +196,14 @@ class KVCacheManager:
             self._return_skipped(request)
         added: Sequence[Block] = _NO_BLOCKS
         num_slots = end + num_lookahead_tokens
-        if num_slots > len(request.block_table) * self.block_size:
+        num_lacking = num_slots - len(request.block_table) * self.block_size
+        if 0 < num_lacking <= self.block_size and self._adds_one and num_slots <= self._max_model_len:
+            if not self.pool.free_queue.num_blocks:
+                return None
+            block = self.pool.allocate_one()
+            request.block_table.append(block)
+            added = (block,)
+        elif num_lacking > 0:
             num_required = self.blocks_for(min(num_slots, self._max_model_len))
             if self._counted(num_required) - len(request.block_table) > self.pool.num_free_blocks:
                 return None

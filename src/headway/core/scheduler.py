@@ -8,15 +8,15 @@ list order, and may preempt from the tail; waiting ones follow, unless this step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core.blocks import Block
+from headway.core.door import Door
 from headway.core.kv_cache import NO_HIT, KVCacheManager, KvUsage, PrefixHit
+from headway.core.outputs import append_tokens, reject_drafts
 from headway.core.plan import (
     ONE_TOKEN,
-    AddedBlocks,
     Emission,
     LockstepRun,
     RequestOutput,
@@ -30,24 +30,12 @@ from headway.core.profiles import EngineCrashError, UnchunkedHandling, VictimHan
 from headway.core.queues import make_queue
 from headway.core.request import FinishReason, Request, RequestStatus
 from headway.core.stats import SchedulerStats
+from headway.core.step import StepDraft
 from headway.core.stride import Lockstep
-from headway.errors import ContextLengthError, RequestError
+from headway.errors import RequestError
 
 _RUNNING, _FINISHED = RequestStatus.RUNNING, RequestStatus.FINISHED
 """Read once, since they are looked at for every request of every step."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step while it is being decided."""
-
-    token_budget: int
-    threshold: int
-    scheduled: list[ScheduledRequest] = field(default_factory=list)
-    new: list[Request] = field(default_factory=list)
-    resumed: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    carries_prefill: bool = False
 
 
 class Scheduler:
@@ -84,6 +72,7 @@ class Scheduler:
             limits.max_model_len,
             limits.max_num_batched_tokens * (depth if self.profile.counts_steps_in_flight else 1),
         )
+        self._door = Door(limits, self.kv, self.policy)
         gate = limits.scheduler_reserve_full_isl
         self.gates_on_full_sequence = self.profile.gates_on_full_sequence and gate is not False
         active = limits.max_num_active_seqs if self.profile.has_active_seat_limit else None
@@ -106,49 +95,17 @@ class Scheduler:
     # ------------------------------------------------------------------ requests come and go
 
     def check(self, request: Request) -> None:
-        """Refuse a request that could never run, instead of letting it wait for ever. Reads limits only.
+        """Refuse a request that could never run; see `Door.check`. Reads limits only: safe from any thread.
 
         Raises:
-            ContextLengthError: the prompt leaves no room to generate, or the KV cache can never hold the sequence.
-            RequestError: an empty prompt.
+            ContextLengthError: it can never fit. RequestError: its prompt is empty.
         """
-        limit = self.config.max_model_len
-        if request.num_prompt_tokens < 1:
-            raise RequestError("The prompt is empty: it has no tokens.", param="prompt")
-        if request.num_prompt_tokens >= limit:
-            raise ContextLengthError(
-                f"This model's maximum context length is {limit} tokens, but the prompt has "
-                f"{request.num_prompt_tokens} and at least one more is to be generated.",
-                hint="Shorten the prompt.",
-                param="messages",
-            )
-        reserved = self.kv.blocks_for(self.policy.reserve(limit))
-        num_slots = min(request.num_prompt_tokens + 1 + self._num_slots_ahead, limit)
-        num_blocks = max(reserved, self.kv.peak_blocks(num_slots))
-        usable = self.kv.pool.num_usable_blocks
-        if num_blocks > usable:
-            raise ContextLengthError(
-                f"The request needs {num_blocks} KV blocks of {self.kv.block_size} tokens for its prompt of "
-                f"{request.num_prompt_tokens} tokens, but the KV cache has {usable}.",
-                hint="Shorten the prompt or give the KV cache more memory.",
-                param="messages",
-            )
+        self._door.check(request)
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens (prompt + output) that one request alone can reach: max_model_len, or less if the KV cache is smaller.
-
-        A sequence that outgrew the whole cache would preempt itself and then wait for ever.
-        """
-        limit, usable = self.config.max_model_len, self.kv.pool.num_usable_blocks
-        if self.kv.peak_blocks(limit) <= usable:
-            return limit
-        return min(limit, usable * self.kv.block_size - self._num_slots_ahead)
-
-    @property
-    def _num_slots_ahead(self) -> int:
-        """Slots that a step may take past the last known token, for drafts and for a drafter's look-ahead."""
-        return self.config.num_lookahead_tokens + self.config.num_speculative_tokens
+        """Tokens (prompt + output) at which any one request must end; see `Door`."""
+        return self._door.longest_sequence
 
     def add(self, request: Request) -> None:
         """Queue a request. Its id must not be that of a live one.
@@ -209,7 +166,7 @@ class Scheduler:
         Raises:
             EngineCrashError: where the matched release would crash.
         """
-        step = _Step(self.config.max_num_batched_tokens, self._prefill_threshold())
+        step = StepDraft(self.config.max_num_batched_tokens, self._prefill_threshold())
         self._is_blocked = False
         run, index = self._schedule_lockstep(step) if self.lockstep is not None else (None, 0)
         self._schedule_running(step, index)
@@ -257,7 +214,7 @@ class Scheduler:
             return max(threshold, self.config.max_num_batched_tokens // num_requests)
         return threshold
 
-    def _schedule_running(self, step: _Step, index: int = 0) -> None:
+    def _schedule_running(self, step: StepDraft, index: int = 0) -> None:
         """Give running requests their tokens, from position `index` on."""
         running, extend, scheduled = self.running, self.kv.extend, step.scheduled
         lookahead, threshold = self.config.num_lookahead_tokens, step.threshold
@@ -323,22 +280,22 @@ class Scheduler:
         request.num_draft_tokens = self.config.num_speculative_tokens
 
     def _preempt_for(
-        self, request: Request, num_tokens: int, step: _Step, index: int
+        self, request: Request, num_tokens: int, step: StepDraft, index: int
     ) -> tuple[Sequence[Block] | None, int]:
         """Preempt until `request` fits. Returns its new blocks, or None if it fell itself, and the moved cursor."""
         while True:
             victim = self._pick_victim()
             position = self.running.index(victim) if self._by_priority else len(self.running) - 1
             del self.running[position]
-            item = (
-                next((item for item in step.scheduled if item.request is victim), None) if self._by_priority else None
-            )
-            undone = item is not None and self._undo(item, step)
+            item = step.share_of(victim) if self._by_priority else None
+            undone = item is not None and self.profile.victim_handling is VictimHandling.UNDONE
+            if item is not None and undone:
+                step.take_back(item)
             if position < index and (undone or self.profile.victim_shifts_cursor):
                 index -= 1
             self._preempt(victim)
             if item is not None and not undone:
-                self._keep_scheduled(item, step)
+                step.keep_without_blocks(item)
             step.preempted.append(victim)
             if victim is request:
                 return None, index
@@ -350,22 +307,6 @@ class Scheduler:
         if self._by_priority:
             return max(self.running, key=lambda request: (request.priority, request.arrived_at))
         return self.running[-1]
-
-    def _undo(self, item: ScheduledRequest, step: _Step) -> bool:
-        """Take a victim's share out of the step, where the release does that."""
-        if self.profile.victim_handling is not VictimHandling.UNDONE:
-            return False
-        step.scheduled.remove(item)
-        step.token_budget += item.num_tokens
-        item.request.num_in_flight_tokens -= item.num_tokens
-        return True
-
-    def _keep_scheduled(self, item: ScheduledRequest, step: _Step) -> None:
-        """The release leaves a victim in the step: it then counts as computed what it no longer has blocks for."""
-        victim, num_tokens = item.request, item.num_tokens
-        victim.num_computed_tokens = num_tokens
-        position = step.scheduled.index(item)
-        step.scheduled[position] = item._replace(num_computed_tokens=0, samples=num_tokens >= victim.num_tokens)
 
     def _preempt(self, request: Request) -> None:
         """Recompute preemption: all blocks go, generated tokens stay, and it waits at the front."""
@@ -379,7 +320,7 @@ class Scheduler:
         self.stats.num_preemptions += 1
         self.waiting.put_back(request)
 
-    def _schedule_waiting(self, step: _Step, now: float) -> None:
+    def _schedule_waiting(self, step: StepDraft, now: float) -> None:
         seats = self.policy.admit(len(self.running), self._max_seats)
         deferred: list[Request] = []
         while step.token_budget > 0 and self.waiting and len(self.running) < seats:
@@ -412,7 +353,7 @@ class Scheduler:
         for request in reversed(deferred):
             self.waiting.put_back(request)
 
-    def _admission_tokens(self, request: Request, computed: int, step: _Step) -> tuple[int, int]:
+    def _admission_tokens(self, request: Request, computed: int, step: StepDraft) -> tuple[int, int]:
         """Tokens wanted by a waiting request, and how many of them are padding drafts.
 
         More than the budget means that it cannot be admitted now.
@@ -433,7 +374,7 @@ class Scheduler:
         return self.profile.unchunked is UnchunkedHandling.SKIPPED
 
     def _start(
-        self, request: Request, step: _Step, hit: PrefixHit, num_tokens: int, num_drafts: int, now: float
+        self, request: Request, step: StepDraft, hit: PrefixHit, num_tokens: int, num_drafts: int, now: float
     ) -> None:
         resumed = request.status is RequestStatus.PREEMPTED
         (step.resumed if resumed else step.new).append(request)
@@ -483,9 +424,9 @@ class Scheduler:
             if status is _FINISHED or not emission.num_tokens:
                 continue
             if item.num_draft_tokens and not stale:
-                self._reject_drafts(request, item.num_draft_tokens + 1 - emission.num_tokens)
+                reject_drafts(request, item.num_draft_tokens + 1 - emission.num_tokens)
             was_running = status is _RUNNING
-            num_tokens, reason = self._append(request, emission)
+            num_tokens, reason = append_tokens(request, emission)
             previous_token_at = request.last_token_at
             if previous_token_at is None:
                 request.first_token_at = now
@@ -511,35 +452,6 @@ class Scheduler:
         if self.lockstep is not None and self.lockstep.num_prefix < len(self.running):
             self.lockstep.join(islice(self.running, self.lockstep.num_prefix, None), self._step_id)
         return outputs
-
-    def _reject_drafts(self, request: Request, num_rejected: int) -> None:
-        if request.num_computed_tokens > 0:
-            request.num_computed_tokens -= num_rejected
-        if request.num_output_placeholders > 0:
-            request.num_output_placeholders -= num_rejected
-
-    def _append(self, request: Request, emission: Emission) -> tuple[int, FinishReason | None]:
-        """Append tokens up to the first that ends the request. Order as vLLM: end of sequence, stop ids, length."""
-        token_ids, limit = emission.token_ids, request.max_total_tokens
-        if token_ids is None:
-            num_tokens = min(emission.num_tokens, limit - request.num_tokens)
-            request.num_tokens += num_tokens
-            request.content.extend(num_tokens, None)
-            if emission.stop and num_tokens == emission.num_tokens:
-                return num_tokens, FinishReason.STOP
-            return num_tokens, FinishReason.LENGTH if request.num_tokens >= limit else None
-        stop_ids = request.stop_ids
-        for count, token_id in enumerate(token_ids, start=1):
-            request.num_tokens += 1
-            if token_id in stop_ids:
-                request.content.extend(count, token_ids[:count])
-                request.stop_reason = None if token_id in request.eos_token_ids else token_id
-                return count, FinishReason.STOP
-            if request.num_tokens >= limit:
-                request.content.extend(count, token_ids[:count])
-                return count, FinishReason.LENGTH
-        request.content.extend(len(token_ids), token_ids)
-        return len(token_ids), None
 
     def _settle(self, request: Request, num_tokens: int, stale: bool, was_running: bool) -> None:
         """Asynchronous: outputs have arrived; the blocks they fill become findable."""
@@ -570,7 +482,7 @@ class Scheduler:
         self.lockstep = Lockstep(self.kv, is_async=is_async) if supported else None
         return supported
 
-    def _schedule_lockstep(self, step: _Step) -> tuple[LockstepRun | None, int]:
+    def _schedule_lockstep(self, step: StepDraft) -> tuple[LockstepRun | None, int]:
         """Schedule everybody in lockstep. Returns the run, and where in `running` the ordinary loop goes on."""
         assert self.lockstep is not None
         run = self.lockstep.schedule(self._step_id, step.token_budget)
@@ -628,31 +540,15 @@ class Scheduler:
         lockstep = self.lockstep
         assert lockstep is not None
         first, num_requests, context = self._step_id, len(lockstep), lockstep.num_context_tokens
-        usage = self._kv_usage() if self.stats.samples_kv else None
+        usage = self._kv_usage()
         added = lockstep.skip(num_steps, now)
-        if usage is not None:
-            self._sample_stride(usage, first, num_steps, num_requests, added)
         stride = Stride(first, num_steps, num_requests, context, added, self._released_ids)
+        if self.stats.samples_kv:
+            self.stats.sample_stride(usage, stride, self.kv.block_size)
         self._released_ids = []
         self._step_id += num_steps
         self.stats.num_generation_tokens += num_steps * num_requests
         return stride
-
-    def _sample_stride(
-        self, before: KvUsage, first: int, num_steps: int, growth: int, added: Sequence[AddedBlocks]
-    ) -> None:
-        """Sample KV usage for each step of a stride, from one step with new blocks to the next."""
-        reserved, used = before
-        start = first
-        blocks_at: dict[int, int] = {}
-        for step_id, _, blocks in added:
-            blocks_at[step_id] = blocks_at.get(step_id, 0) + len(blocks)
-        for step_id in [*blocks_at, first + num_steps]:
-            if step_id > start:
-                self.stats.sample_kv_run(KvUsage(reserved, used + growth), step_id - start, growth)
-                used += growth * (step_id - start)
-                start = step_id
-            reserved += blocks_at.get(step_id, 0) * self.kv.block_size
 
     # ------------------------------------------------------------------ invariants
 

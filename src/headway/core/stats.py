@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from headway.core.kv_cache import KvUsage
+from headway.core.plan import Stride
 from headway.core.request import FinishReason, Request
 
 
@@ -60,6 +61,20 @@ class SchedulerStats:
             self.kv_reserved_slots_sum += (num_steps - 1) * first.num_reserved_slots
             grown = growth * num_steps * (num_steps - 1) // 2
             self.kv_used_slots_sum += (num_steps - 1) * first.num_used_slots + grown
+
+    def sample_stride(self, before: KvUsage, stride: Stride, block_size: int) -> None:
+        """The same for a stride, from one step with new blocks to the next; `before` is the usage before it."""
+        reserved, used = before
+        start, growth = stride.first_step_id, stride.num_requests
+        blocks_at: dict[int, int] = {}
+        for step_id, _, blocks in stride.added:
+            blocks_at[step_id] = blocks_at.get(step_id, 0) + len(blocks)
+        for step_id in [*blocks_at, start + stride.num_steps]:
+            if step_id > start:
+                self.sample_kv_run(KvUsage(reserved, used + growth), step_id - start, growth)
+                used += growth * (step_id - start)
+                start = step_id
+            reserved += blocks_at.get(step_id, 0) * block_size
 
     @property
     def mean_kv_waste(self) -> float:

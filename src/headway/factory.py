@@ -55,7 +55,7 @@ def load_model(model: str | None, options: EngineOptions) -> Model:
 
     weights = torch_executor.load(model, device=options.device, dtype=options.dtype, num_threads=options.num_threads)
     path = weights.path
-    tokenizer = Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(path)
+    tokenizer = Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(path, reader=weights.gguf)
     return Model(weights.name, weights, tokenizer)
 
 

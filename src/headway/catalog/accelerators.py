@@ -154,7 +154,7 @@ def _read(record: Mapping[str, Any]) -> Accelerator:
         memory_torch_gib=record.get("memory_torch_gib"),
         memory_smi_mib=record.get("memory_smi_mib"),
         bandwidth_gbps=record.get("bandwidth_gbps"),
-        dense_tflops=MappingProxyType(record.get("dense_tflops", {})),
+        dense_tflops=dict(record.get("dense_tflops", {})),
         link_kind=link.get("kind"),
         link_gbps=link.get("gbps_per_direction"),
         link_world=link.get("world", 1),

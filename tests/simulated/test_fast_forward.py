@@ -160,7 +160,9 @@ def _run(seed: int, fast: bool, may_stride: bool = True, check: bool = False) ->
     return log, scheduler, clock.now()
 
 
-@pytest.mark.parametrize("first_seed", range(0, 1000, 100))
+@pytest.mark.parametrize(
+    "first_seed", [0, 100, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(200, 1000, 100))]
+)
 def test_plans_and_times_are_those_of_single_steps(first_seed: int) -> None:
     """1,000 random workloads: policies, versions, asynchrony, preemption, shared prefixes, aborts."""
     num_strides = 0

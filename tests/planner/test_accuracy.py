@@ -1,10 +1,11 @@
 """The planner against measured start-ups, kept beside the checkout.
 
-The coefficients were fitted on these rows, so this pins the fit; docs/planner.md has the figures for sources left out.
+What counts are start-ups of sources that had no part in the fit; those with the catalogue's sizes pin the fit itself.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,22 @@ from tests.shared_data import shared_path
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "plan_accuracy.py"
 
 
-def test_kv_tokens_are_within_5_percent_for_most_measured_start_ups() -> None:
-    """Each source weighted equally; rows whose version is known are all within 10 %."""
+def test_sources_left_out_of_the_fit_are_planned_within_10_percent() -> None:
+    """Each source weighted equally: nine of ten rows within 10 %, about as many within the planned range, and every row
+    whose version is known within 10 %."""
+    printed = run_bench()
+    everything, known = re.split(r"whose version is known", printed)
+    assert share(r"within 5%: (\d+)%", everything) >= 65 and share(r"within 10%: (\d+)%", everything) >= 85
+    assert share(r"planned range: (\d+)%", everything) >= 85
+    assert share(r"within 5%: (\d+)%", known) >= 75 and share(r"within 10%: (\d+)%", known) >= 95
+
+
+def test_rows_of_the_fit_are_within_5_percent_where_the_version_is_known() -> None:
+    """The catalogue's sizes are those that the fit gave."""
     start_ups = read_start_ups(shared_path("kv_startup_logs_open.csv"))
     judged = [answer for row in start_ups if (answer := judge(row)) is not None and answer.tokens_error is not None]
     assert len(judged) >= 40
     assert weighted_share(judged, 0.05) >= 0.80
-    assert weighted_share(judged, 0.10) >= 0.85
     known = [row for row in judged if row.start_up.version_is_known]
     assert all(row.tokens_error is not None and abs(row.tokens_error) <= 0.05 for row in known)
 
@@ -46,8 +56,21 @@ def test_models_that_are_not_known_are_not_guessed() -> None:
     assert rows and all("not in the catalogue" in row.reason for row in rows)
 
 
-def test_the_command_prints_the_table() -> None:
-    """`bench/plan_accuracy.py` runs on the file as it is."""
+def test_the_command_prints_a_table_by_version() -> None:
+    """With the catalogue's sizes too."""
+    printed = run_bench("--in-sample", "--rows")
+    assert "0.17" in printed and "the catalogue's sizes" in printed
+
+
+def run_bench(*flags: str) -> str:
+    """What `bench/plan_accuracy.py` prints."""
     path = shared_path("kv_startup_logs_open.csv")
-    done = subprocess.run([sys.executable, str(BENCH), str(path)], capture_output=True, text=True, check=True)
-    assert "KV tokens within 5%" in done.stdout and "0.17" in done.stdout
+    done = subprocess.run([sys.executable, str(BENCH), str(path), *flags], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def share(pattern: str, text: str) -> int:
+    """A percentage in what was printed."""
+    match = re.search(pattern, text)
+    assert match is not None
+    return int(match[1])

@@ -80,6 +80,67 @@ def test_graphs_are_taken_off_the_budget_from_0_20_on() -> None:
     assert old.available_kv_cache_bytes - new.available_kv_cache_bytes == graphs.num_bytes
 
 
+def test_sorting_every_seats_logits_is_what_profiling_costs_before_0_17() -> None:
+    """PyTorch's segmented sort holds 38 bytes a 16-bit logit at once, what came after 14: 0.15 logged 1.4 GiB more for
+    256 seats of 152,064 logits than the forward pass takes."""
+    flags: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    peaks = [
+        plan("Qwen/Qwen2.5-7B", "h100", engine_version=version, **flags).binding.term("activation_peak").num_bytes
+        for version in ("0.16.0", "0.17.0")
+    ]
+    assert peaks == [256 * 152064 * 38, 256 * 152064 * 14]
+
+
+def test_each_version_counts_what_its_profiling_sees() -> None:
+    """Only torch's peak at first; the whole card, context included, in early V1; what the process took since before its
+    group formed in 0.9.1 to 0.10.2; since after that from 0.11 on."""
+    non_torch = {
+        version: plan("meta-llama/Llama-2-70b-hf", "a100", engine_version=version, tensor_parallel_size=4)
+        .binding.term("non_torch")
+        .source
+        for version in ("0.2.4", "0.8.5", "0.9.2", "0.11.0")
+    }
+    assert non_torch == {
+        "0.2.4": "fitted: not counted in this version",
+        "0.8.5": "fitted: kernels, CUDA context, collectives",
+        "0.9.2": "fitted: kernels, collectives",
+        "0.11.0": "fitted: kernels, all-reduce workspaces",
+    }
+
+
+def test_the_second_model_runner_counts_no_graphs_before_0_29() -> None:
+    """Its profiling returned nothing for them; it was the default for dense models from 0.25 on."""
+    counted = {
+        version: plan("meta-llama/Llama-3.1-8B-Instruct", "h100", engine_version=version)
+        .binding.term("cuda_graphs")
+        .counted
+        for version in ("0.22.0", "0.25.0", "0.28.0", "0.29.0")
+    }
+    assert counted == {"0.22.0": True, "0.25.0": False, "0.28.0": False, "0.29.0": True}
+    moe = plan("openai/gpt-oss-120b", "h200", engine_version="0.25.0")
+    assert moe.binding.term("cuda_graphs").counted
+
+
+def test_the_range_is_one_of_bytes_so_small_pools_have_wide_ones() -> None:
+    """A GiB is a fifth of a small pool and nothing of a large one; where FlashInfer decides, the range holds both."""
+
+    def width(share: float, version: str) -> float:
+        made = plan("Qwen/Qwen2.5-7B", "a100", gpu_memory_utilization=share, engine_version=version, max_model_len=4096)
+        tokens = made.kv_cache_tokens
+        return (tokens.high - tokens.low) / tokens.likely
+
+    assert width(0.25, "0.17.0") > 0.3 > 0.06 > width(0.9, "0.17.0")
+    assert width(0.25, "0.10.0") > width(0.25, "0.17.0")
+
+
+def test_memory_shared_with_the_host_is_known_to_some_gib_only() -> None:
+    """GB10: what the host caches while the model loads is counted as well."""
+    made = plan("Qwen/Qwen3-30B-A3B", "gb10", max_model_len=16384)
+    low, high = made.binding.available_low, made.binding.available_high
+    assert high - low > 10 * GIB
+    assert any("shared with the host" in warning for warning in warnings(made))
+
+
 def test_hybrid_tokens_are_printed_as_that_version_prints_them() -> None:
     """57.24 GiB for gpt-oss-120b: 825,607 tokens at 2,068 and 886,768 at 9,472 in 0.22 (measured); blocks by group
     before 0.21."""
@@ -147,6 +208,27 @@ def test_experts_spread_over_all_ranks_with_expert_parallelism() -> None:
     spread = plan("deepseek-ai/DeepSeek-R1", "h200", enable_expert_parallel=True, **flags)
     copied = plan("deepseek-ai/DeepSeek-R1", "h200", **flags)
     assert spread.binding.term("weights").num_bytes < 0.2 * copied.binding.term("weights").num_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "tp"),
+    [
+        ("openai/gpt-oss-120b", "h200", 1),
+        ("google/gemma-4-31B", "h100", 2),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "h200", 2),
+    ],
+)
+def test_a_hybrid_model_is_simulated_with_the_planned_concurrency(model: str, gpu: str, tp: int) -> None:
+    """Several groups take blocks for the same tokens: the simulated pool has one group, and as many blocks as hold the
+    same number of longest requests."""
+    options = DeploymentOptions(
+        model=model, gpu=gpu, tensor_parallel_size=tp, engine_version="0.22.0", max_model_len=32768
+    )
+    resolved = options.resolve()
+    made, cache = resolved.plan, resolved.deployment.config.cache
+    assert made is not None and cache.num_blocks < made.num_gpu_blocks
+    per_request = -(-32768 // cache.block_size)
+    assert cache.num_blocks / per_request == pytest.approx(made.max_concurrency, abs=1 / per_request)
 
 
 def test_the_override_replaces_the_computed_blocks() -> None:

@@ -138,7 +138,7 @@ class DeploymentOptions:
                 engine_version=self.engine_version,
             )
         )
-        if plan.num_gpu_blocks < 2:
+        if plan.uniform_num_gpu_blocks < 2:
             raise ConfigError(
                 f"{self.model} does not fit on {self.tensor_parallel_size * self.pipeline_parallel_size} × {self.gpu}: "
                 f"{plan.shortfall_bytes / 2**30:.1f} GiB are lacking for one request of max_model_len.",
@@ -153,9 +153,15 @@ class DeploymentOptions:
         if self.max_model_len is None:
             reasons["max_model_len"] = "the model's own limit"
         given = self.num_gpu_blocks_override is not None
+        num_blocks = plan.num_gpu_blocks if given else plan.uniform_num_gpu_blocks
         reasons["num_blocks"] = "given" if given else "from the planner"
+        if num_blocks != plan.num_gpu_blocks:
+            reasons["num_blocks"] = (
+                f"from the planner: its {plan.num_gpu_blocks} blocks for {plan.binding.layout.num_groups} groups of "
+                "layers hold as many requests of max_model_len as these in one group"
+            )
         if not plan.fits and self.max_model_len is None:
-            max_model_len = max(1, min(max_model_len, (plan.num_gpu_blocks - 1) * plan.block_size))
+            max_model_len = max(1, min(max_model_len, (num_blocks - 1) * plan.block_size))
             reasons["max_model_len"] = "what the KV cache holds; vLLM would ask for a smaller --max-model-len"
         windows = {getattr(mixer, "window", None) for mixer in plan.deployment.model.mixer_counts}
         scheduler = SchedulerConfig(
@@ -166,7 +172,7 @@ class DeploymentOptions:
             **self._scheduler_flags(reasons),
         )
         cache = CacheConfig(
-            num_blocks=plan.num_gpu_blocks,
+            num_blocks=num_blocks,
             block_size=plan.block_size,
             enable_prefix_caching=defaults.enable_prefix_caching,
             watermark=self.watermark,

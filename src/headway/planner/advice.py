@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.catalog.architecture import Attention
+from headway.catalog.defaults import version_fact
 from headway.planner.lengths import LengthStats
 from headway.planner.plan import Plan
 
@@ -57,8 +58,13 @@ def warnings(plan: Plan) -> list[str]:
     card = plan.deployment.accelerator
     if card.memory_basis == "label":
         found.append(f"The memory that torch sees on {card.id} was not read anywhere; it is guessed from the label.")
-    if card.architecture in ("sm110", "sm121"):
-        found.append("Memory is shared with the host here: what torch reports as free moves, and the plan with it.")
+    if card.is_integrated:
+        found.append(
+            "Memory is shared with the host here: files cached or freed while the model loads count as well, so the "
+            "KV cache is known to some GiB only; read it from vLLM's start-up log."
+        )
+    if version_fact("sampling_depends_on_flashinfer", plan.resolved.defaults.version):
+        found.append("In this version sampling takes more memory without FlashInfer than with it; the range has both.")
     if plan.deployment.model.vision_params is None:
         found.append("The vision tower's weights and its activations are not counted.")
     elif plan.deployment.model.vision_params:

@@ -17,6 +17,12 @@ from headway.planner.memory import (
     sampler_bytes,
 )
 
+_HOST_SHARE = 0.05
+"""Where the host shares the memory, what it caches or frees between the profiling's two looks counts too."""
+
+_VISION_GIB = 4.0
+"""What profiling a vision tower may take, which is not planned: about 3 GiB for Gemma 4 31B in a public log."""
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -76,17 +82,14 @@ def _rank_budget(resolved: Resolved, fitted: MemoryCoefficients, rank: int, laye
     total = _total_term(resolved, rank)
     terms = (
         _weights_term(resolved, rank, layers),
-        _activation_term(resolved, fitted, rank, layers),
+        _activation_term(resolved, rank, layers),
         _non_torch_term(resolved, fitted),
         _graph_term(resolved, fitted, layers),
     )
     if deployment.kv_cache_memory_bytes is not None:
         available = (deployment.kv_cache_memory_bytes,) * 3
     else:
-        likely = total.num_bytes - sum(term.num_bytes for term in terms if term.counted)
-        margin = fitted.residual_share * total.num_bytes
-        down, up = (math.hypot(margin, total.num_bytes - bound) for bound in (total.low, total.high))
-        available = (int(likely - down), likely, int(likely + up))
+        available = _available(resolved, fitted, rank, layers, total, terms)
     return RankBudget(
         rank=rank,
         num_layers=len(layers),
@@ -97,6 +100,33 @@ def _rank_budget(resolved: Resolved, fitted: MemoryCoefficients, rank: int, laye
         available_high=available[2],
         layout=rank_layout(resolved, layers),
     )
+
+
+def _available(
+    resolved: Resolved,
+    fitted: MemoryCoefficients,
+    rank: int,
+    layers: tuple[Layer, ...],
+    total: Term,
+    terms: tuple[Term, ...],
+) -> tuple[int, int, int]:
+    """Low, likely and high KV memory.
+
+    The error is one of bytes taken elsewhere, so that small pools have wide ranges relative to their size. Where the
+    version may sample in either of two ways, the other way's difference is added on its side.
+    """
+    counted = [term for term in terms if term.counted]
+    likely = total.num_bytes - sum(term.num_bytes for term in counted)
+    beside = sum(term.num_bytes for term in counted if term.name != "weights")
+    margin = math.hypot(fitted.error_gib * GIB, fitted.error_share * beside)
+    if resolved.deployment.accelerator_of(rank).is_integrated:
+        margin = math.hypot(margin, _HOST_SHARE * resolved.deployment.accelerator_of(rank).memory_bytes)
+    down, up = (math.hypot(margin, total.num_bytes - bound) for bound in (total.low, total.high))
+    if resolved.deployment.model.vision_params != 0:
+        down = math.hypot(down, _VISION_GIB * GIB)
+    other = _other_sampling(resolved, rank, layers)
+    down, up = down + max(0, other), up + max(0, -other)
+    return int(likely - down), likely, int(likely + up)
 
 
 def rank_layout(resolved: Resolved, layers: tuple[Layer, ...]) -> KVLayout:
@@ -164,26 +194,59 @@ def _weights_source(resolved: Resolved) -> str:
     return f"{model.num_params() / 1e9:.2f} B parameters as {deployment.quantization or own}{vision}"
 
 
-def _activation_term(resolved: Resolved, fitted: MemoryCoefficients, rank: int, layers: tuple[Layer, ...]) -> Term:
+def _activation_term(resolved: Resolved, rank: int, layers: tuple[Layer, ...]) -> Term:
     deployment = resolved.deployment
-    tokens = resolved.defaults.max_num_batched_tokens
-    seats = resolved.defaults.max_num_seqs
-    forward = fitted.activation_scale * forward_bytes(
+    tokens, seats = resolved.defaults.max_num_batched_tokens, resolved.defaults.max_num_seqs
+    forward = _forward(resolved, layers)
+    sampler = _sampler(resolved, _sampling(resolved)) if rank == deployment.pipeline_parallel_size - 1 else 0
+    size = max(forward, sampler)
+    source = (
+        f"counted: forward pass of {tokens} tokens"
+        if forward >= sampler
+        else f"counted: sampling for {seats} seats ({_sampling(resolved)} logits)"
+    )
+    return Term("activation_peak", size, source, int(size * 0.85), int(size * 1.15))
+
+
+def _other_sampling(resolved: Resolved, rank: int, layers: tuple[Layer, ...]) -> int:
+    """By how much the activation peak would change if this version had, or had not, FlashInfer to sample with."""
+    is_last = rank == resolved.deployment.pipeline_parallel_size - 1
+    if not is_last or not version_fact("sampling_depends_on_flashinfer", resolved.defaults.version):
+        return 0
+    forward, chosen = _forward(resolved, layers), _sampling(resolved)
+    other = "filtered" if chosen == "sorted" else "sorted"
+    return max(forward, _sampler(resolved, other)) - max(forward, _sampler(resolved, chosen))
+
+
+def _forward(resolved: Resolved, layers: tuple[Layer, ...]) -> int:
+    deployment = resolved.deployment
+    return forward_bytes(
         deployment.model,
         layers,
-        tokens,
+        resolved.defaults.max_num_batched_tokens,
         tp=deployment.tensor_parallel_size,
         version=resolved.defaults.version,
         ep=deployment.expert_parallel_size,
         narrow_activations=_narrow_activations(resolved),
     )
-    is_last = rank == deployment.pipeline_parallel_size - 1
-    sampler = sampler_bytes(deployment.model, seats, tokens, resolved.defaults.version) if is_last else 0
-    size = int(max(forward, sampler))
-    source = (
-        f"fitted: forward pass of {tokens} tokens" if forward >= sampler else f"counted: sampling for {seats} seats"
-    )
-    return Term("activation_peak", size, source, int(size * 0.85), int(size * 1.15))
+
+
+def _sampler(resolved: Resolved, sampling: str) -> int:
+    defaults = resolved.defaults
+    return sampler_bytes(resolved.deployment.model, defaults.max_num_seqs, defaults.max_num_batched_tokens, sampling)
+
+
+def _sampling(resolved: Resolved) -> str:
+    """How the version's profiling run samples."""
+    if runs_v2(resolved):
+        return "copied"
+    return str(version_fact("profiled_sampling", resolved.defaults.version))
+
+
+def runs_v2(resolved: Resolved) -> bool:
+    """The version runs this model on its second model runner by default."""
+    rule, model = version_fact("v2_model_runner", resolved.defaults.version), resolved.deployment.model
+    return model.architecture in rule.get("architectures", ()) or bool(rule.get("moe" if model.is_moe else "dense"))
 
 
 def _narrow_activations(resolved: Resolved) -> bool:
@@ -194,23 +257,49 @@ def _narrow_activations(resolved: Resolved) -> bool:
 
 
 def _non_torch_term(resolved: Resolved, fitted: MemoryCoefficients) -> Term:
-    size = non_torch_gib(resolved, fitted)
-    group = " and collectives" if resolved.deployment.num_gpus > 1 else ""
+    parts = non_torch_gib(resolved, fitted)
+    size = sum(parts.values())
     return Term(
-        "non_torch", int(size * GIB), f"fitted: workspaces{group}", int(size * 0.4 * GIB), int(size * 1.8 * GIB)
+        "non_torch",
+        int(size * GIB),
+        f"fitted: {', '.join(parts) or 'not counted in this version'}",
+        int(size * 0.4 * GIB),
+        int(size * 1.8 * GIB),
     )
 
 
-def non_torch_gib(resolved: Resolved, fitted: MemoryCoefficients) -> float:
-    """Workspaces, communication buffers and, in old versions, the CUDA context."""
-    size = fitted.non_torch_gib
-    if resolved.deployment.tensor_parallel_size > 1 or resolved.deployment.pipeline_parallel_size > 1:
-        size += fitted.non_torch_group_gib
-    return size + (fitted.context_gib if version_fact("context_counts", resolved.defaults.version) else 0.0)
+def non_torch_gib(resolved: Resolved, fitted: MemoryCoefficients) -> dict[str, float]:
+    """What the version's profiling sees outside torch's peak, by cause.
+
+    "peak": nothing. "card": all that is taken on the card. "process": what was taken since before the process group
+    formed. "after_group": what was taken since after that.
+    """
+    version, deployment = resolved.defaults.version, resolved.deployment
+    sees = version_fact("profile_sees", version)
+    if sees == "peak":
+        return {}
+    parts = {"kernels": fitted.kernels_gib}
+    if sees == "card":
+        parts["CUDA context"] = fitted.context_gib
+    if deployment.tensor_parallel_size > 1 or deployment.pipeline_parallel_size > 1:
+        late = sees == "after_group"
+        parts["all-reduce workspaces" if late else "collectives"] = fitted.group_gib if late else fitted.collectives_gib
+    if version_fact("profile_counts_cache", version):
+        parts["torch's cache"] = fitted.cached_gib
+    return parts
+
+
+def _captures_on_trial(resolved: Resolved) -> bool:
+    """Graphs are captured once during profiling, and their estimate is taken off the budget."""
+    if not resolved.defaults.cuda_graph_sizes:
+        return False
+    if runs_v2(resolved):
+        return bool(version_fact("v2_graph_memory_counts", resolved.defaults.version))
+    return resolved.defaults.counts_cuda_graph_memory
 
 
 def _graph_term(resolved: Resolved, fitted: MemoryCoefficients, layers: tuple[Layer, ...]) -> Term:
-    counted = resolved.defaults.counts_cuda_graph_memory
+    counted = _captures_on_trial(resolved)
     if not resolved.defaults.cuda_graph_sizes:
         return Term("cuda_graphs", 0, "off (enforce_eager)", 0, 0, counted)
     size = fitted.cuda_graph_gib_per_layer * len(layers) * GIB

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway.catalog.accelerators import find_accelerator
+from headway.catalog.accelerators import GIB, find_accelerator
 from headway.catalog.models import find_model
 from headway.catalog.versions import parse_version
 from headway.config import REFERENCE_ENGINE_VERSION
 from headway.errors import ConfigError, InputError
 from headway.planner.deployment import Deployment
 from headway.planner.memory import MemoryCoefficients
-from headway.planner.plan import make_plan
+from headway.planner.plan import Plan, Range, make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,72 @@ class StartUp:
         """The row names a release, not just a date or nothing."""
         return _version(self.version) is not None
 
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The release, or that of the row's month, or one of each kind where the row says neither."""
+        named = _version(self.version) or _released_by(self.version)
+        return (named,) if named is not None else _ERAS
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A start-up with what the planner says about it; errors are relative."""
+    """A start-up with what the planner says about it. `tokens_error` is relative; None where no tokens were read."""
 
     start_up: StartUp
-    tokens: int
+    plan: Plan
     tokens_error: float | None
     available_error_gib: float | None
-    budget_share_error: float | None
-    """The error of the KV memory as a share of the whole budget."""
+
+    @property
+    def tokens(self) -> int:
+        """Planned KV tokens."""
+        return self.plan.kv_cache_tokens.likely
+
+    @property
+    def is_covered(self) -> bool:
+        """The measured tokens lie within the planned range."""
+        measured, planned = self.start_up.kv_cache_tokens, self.plan.kv_cache_tokens
+        return measured is not None and planned.low <= measured <= planned.high
+
+    @property
+    def budget_error_gib(self) -> float:
+        """The error in memory: of the log's KV memory, or of what its tokens take."""
+        if self.available_error_gib is not None:
+            return self.available_error_gib
+        measured = self.start_up.kv_cache_tokens or 0
+        return self.plan.kv_bytes_per_token * (self.tokens - measured) / GIB
+
+    @property
+    def beside_gib(self) -> float:
+        """What the plan takes off the budget beside the weights."""
+        taken = (term for term in self.plan.terms[1:] if term.counted and term.name != "weights")
+        return sum(term.num_bytes for term in taken) / GIB
+
+    @property
+    def on_integrated(self) -> bool:
+        """The card shares the host's memory."""
+        return self.plan.deployment.accelerator.is_integrated
 
 
 _ERAS = ("0.6.6", "0.10.0", "0.15.0", "0.20.0", "0.30.0")
 """One release of each kind of default; the middle answer stands for a start-up whose version is not known."""
+
+
+_RELEASES = (
+    ("2024-12", "0.6.6"),
+    ("2025-02", "0.7.3"),
+    ("2025-03", "0.8.2"),
+    ("2025-04", "0.8.4"),
+    ("2025-05", "0.8.5"),
+    ("2025-06", "0.9.1"),
+    ("2025-07", "0.9.2"),
+    ("2025-08", "0.10.1"),
+    ("2025-09", "0.10.2"),
+    ("2025-10", "0.11.0"),
+    ("2025-12", "0.12.0"),
+    ("2026-01", "0.14.1"),
+)
+"""The release that was current at the middle of a month or soon after, for start-ups that are only dated."""
 
 
 def read_start_ups(path: Path) -> list[StartUp]:
@@ -76,22 +127,29 @@ def judge(start_up: StartUp, fitted: MemoryCoefficients | None = None) -> Judged
     """The planner's answer for a start-up beside the measured one; None where the planner says unknown."""
     if start_up.deployment is None:
         return None
-    versions = [start_up.deployment.engine_version] if start_up.version_is_known else _ERAS
     try:
-        plans = [make_plan(replace(start_up.deployment, engine_version=version), fitted) for version in versions]
+        plans = [
+            make_plan(replace(start_up.deployment, engine_version=version), fitted) for version in start_up.versions
+        ]
     except ConfigError:
         return None
     plan = sorted(plans, key=lambda item: item.kv_cache_tokens.likely)[len(plans) // 2]
-    tokens, measured = plan.kv_cache_tokens.likely, start_up.kv_cache_tokens
-    available = start_up.available_bytes
-    error = None if available is None else plan.available_kv_cache_bytes - available
+    if len(plans) > 1:
+        spread = [planned for item in plans for planned in (item.kv_cache_tokens.low, item.kv_cache_tokens.high)]
+        plan = replace(plan, kv_cache_tokens=Range(plan.kv_cache_tokens.likely, min(spread), max(spread)))
+    measured, available = start_up.kv_cache_tokens, start_up.available_bytes
     return Judged(
         start_up=start_up,
-        tokens=tokens,
-        tokens_error=None if not measured else tokens / measured - 1,
-        available_error_gib=None if error is None else error / 2**30,
-        budget_share_error=None if error is None else error / plan.binding.requested_bytes,
+        plan=plan,
+        tokens_error=None if not measured else plan.kv_cache_tokens.likely / measured - 1,
+        available_error_gib=None if available is None else (plan.available_kv_cache_bytes - available) / GIB,
     )
+
+
+def weighted_coverage(judged: Sequence[Judged]) -> float:
+    """Share of rows whose measured KV tokens lie in the planned range, each source with the same weight."""
+    shares = [sum(row.is_covered for row in rows) / len(rows) for rows in by_source(judged).values()]
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 def weighted_share(judged: Sequence[Judged], within: float) -> float:
@@ -165,6 +223,14 @@ def _version(text: str) -> str | None:
     except ConfigError:
         return None
     return word
+
+
+def _released_by(text: str) -> str | None:
+    """The last release of a month such as 2025-07; None for other text and months outside the list."""
+    month = text.strip()[:7]
+    if not re.fullmatch(r"20\d\d-\d\d", month) or not _RELEASES[0][0] <= month <= _RELEASES[-1][0]:
+        return None
+    return [version for released, version in _RELEASES if released <= month][-1]
 
 
 def _number(text: str) -> int | None:

@@ -205,7 +205,7 @@ def _kv_dtype(plan: Plan) -> Fix | NoHelp | None:
 def _eager(plan: Plan) -> Fix | NoHelp | None:
     if plan.deployment.enforce_eager:
         return NoHelp("enforce_eager", "on already")
-    if not plan.resolved.defaults.counts_cuda_graph_memory:
+    if not plan.binding.term("cuda_graphs").counted:
         return NoHelp("enforce_eager", "this version does not take CUDA graphs off the KV budget")
     changed = replace(plan.deployment, enforce_eager=True)
     return _switch(plan, "enforce_eager", changed, True, "no CUDA graphs: slower decode steps")

@@ -1,7 +1,9 @@
 """What a GPU holds beside weights and KV cache: activations, workspaces, CUDA graphs.
 
-The forward pass and the sampler are counted from the shapes of what they keep alive; five coefficients, fitted once on
-start-up logs of many models and cards (`bench/fit_memory.py`), scale them and stand for what cannot be counted.
+The forward pass and the sampler are counted from the shapes of what they keep alive. What cannot be counted (the CUDA
+context, collectives, kernels' code and workspaces) has a size each, drawn from start-up logs of many models and cards
+towards a value expected beforehand (`bench/fit_memory.py`); which of them a version's profiling sees is a fact of the
+version.
 """
 
 from __future__ import annotations
@@ -25,26 +27,43 @@ from headway.catalog.architecture import (
 from headway.catalog.dtypes import dtype_bytes
 from headway.catalog.versions import Version
 
-_SAMPLER_BYTES_PER_LOGIT = 16
-"""V1 profiles a sampling step: logits in float32, sorted in float32, with 64-bit indices, all alive at once."""
+_SORTED_BYTES_PER_LOGIT = 36
+"""PyTorch's segmented sort, of 128 rows and more: float32 logits (4), sorted values (4), 64-bit indices (8) and the
+order to start from (8), and radix sort's second buffer for keys and values (12)."""
+_FEW_ROWS_SORTED_BYTES_PER_LOGIT = 48
+"""Fewer rows are sorted as one: indices with segments twice (16) and another copy of the keys (4) instead of the order
+to start from."""
+_SORT_BY_SEGMENTS_FROM_ROWS = 128
+_FILTERED_BYTES_PER_LOGIT = 12
+"""Top-k and top-p without a sort (Triton, FlashInfer): float32 logits, and two more float32 arrays (probabilities and
+either noise or masked logits)."""
+_COPIED_BYTES_PER_LOGIT = 4
+"""V2's model runner profiles sampling without top-k and top-p: one float32 copy, noise made in the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCoefficients:
-    """Fitted numbers, with how far the fit was off. Sizes in GiB of memory."""
+    """Sizes of what cannot be counted, in GiB, and how far plans were off. See `profile_sees` in vllm_defaults.json."""
 
-    activation_scale: float
-    non_torch_gib: float
-    non_torch_group_gib: float
-    """More, where GPUs work together (NCCL, all-reduce buffers)."""
+    kernels_gib: float
+    """Code of kernels and small workspaces that appear during the profiling run."""
     context_gib: float
-    """More in versions that take everything on the card off the budget, the CUDA context too."""
+    """The CUDA context, in versions that take everything on the card off the budget."""
+    collectives_gib: float
+    """NCCL and all-reduce buffers, where the process group forms after the profiling's first look."""
+    group_gib: float
+    """What working together still adds where it forms before: all-reduce workspaces made later."""
+    cached_gib: float
+    """What torch keeps in its cache beyond its peak, in versions that count the cache."""
     cuda_graph_gib_per_layer: float
+    """Graphs, and what capturing some of them on trial leaves outside torch's pools."""
     cuda_graph_low: float
     cuda_graph_high: float
     """The graphs' range, as shares of the likely value."""
-    residual_share: float
-    """Nine of ten rows of the fit were closer than this share of the budget."""
+    error_gib: float
+    error_share: float
+    """Nine of ten start-ups of sources left out of the fit were closer than `error_gib` and this share of what is
+    neither weights nor KV cache."""
     source: str
 
 
@@ -65,7 +84,7 @@ def forward_bytes(
     ep: int | None = None,
     narrow_activations: bool = False,
 ) -> int:
-    """What one forward pass of `num_tokens` keeps alive at its widest layer, unscaled.
+    """What one forward pass of `num_tokens` keeps alive at its widest layer.
 
     That is a few hidden vectors a token (three in V0, one more in V1's compiled graphs) and the intermediate results of
     the widest part. `narrow_activations`: the input of a second matrix is kept in 8 bits or less.
@@ -82,10 +101,21 @@ def forward_bytes(
     return int(num_tokens * (widest + hidden_vectors * model.hidden_size) * dtype_bytes(model.dtype))
 
 
-def sampler_bytes(model: ModelArchitecture, max_num_seqs: int, num_tokens: int, version: Version) -> int:
-    """What sampling for every seat at once keeps alive; V0's profile run makes the logits and no more."""
-    each = dtype_bytes(model.dtype) if version < (0, 8, 0) else _SAMPLER_BYTES_PER_LOGIT
-    return int(min(max_num_seqs, num_tokens) * model.vocab_size * each)
+def sampler_bytes(model: ModelArchitecture, max_num_seqs: int, num_tokens: int, sampling: str) -> int:
+    """What sampling for every seat at once keeps alive, the model's own logits included.
+
+    Args:
+        sampling: "logits" (V0: no more than the logits), "sorted", "filtered" or "copied", as the version profiles it.
+    """
+    rows = min(max_num_seqs, num_tokens)
+    sorted_bytes = _SORTED_BYTES_PER_LOGIT if rows >= _SORT_BY_SEGMENTS_FROM_ROWS else _FEW_ROWS_SORTED_BYTES_PER_LOGIT
+    beside = {
+        "logits": 0,
+        "sorted": sorted_bytes,
+        "filtered": _FILTERED_BYTES_PER_LOGIT,
+        "copied": _COPIED_BYTES_PER_LOGIT,
+    }[sampling]
+    return int(rows * model.vocab_size * (dtype_bytes(model.dtype) + beside))
 
 
 def _ffn_width(ffn: FeedForward, hidden: int, tp: int, ep: int | None, narrow: bool) -> float:

@@ -85,6 +85,17 @@ class Plan:
         longest = self.binding.layout.longest_request(self.num_gpu_blocks, 1 << 40)
         return longest if longest < self.resolved.max_model_len else None
 
+    @property
+    def uniform_num_gpu_blocks(self) -> int:
+        """Blocks of a pool with one group only that holds as many requests of max_model_len as this one.
+
+        The pool itself where there is one group. With several, each takes blocks of its own for the same tokens, so
+        that counting the pool as one group would promise too much.
+        """
+        if self.binding.layout.num_groups < 2:
+            return self.num_gpu_blocks
+        return int(self.max_concurrency * -(-self.resolved.max_model_len // self.block_size))
+
     def usage_of(self, num_requests: int, num_tokens: int) -> float:
         """Share of the blocks that so many requests of so many tokens hold (at most 1)."""
         needed = self.binding.layout.blocks_per_request(num_tokens, self.resolved.in_flight_tokens)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from headway.config import ServerOptions
 from headway.core.arrivals import Inbox
@@ -18,6 +14,7 @@ from headway.core.scheduler import Scheduler
 from headway.executors.simulated.executor import SimulatedExecutor
 from headway.frontends.pacing import PacedClock
 from headway.frontends.request_stream import ModelLimits
+from headway.frontends.server.lag import LagCollector
 from headway.frontends.server.service import Service, make_service
 from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
 from headway.text.stand_in import END_TOKEN_ID, FILLER_TOKEN_ID, StandInTokenizer
@@ -69,7 +66,7 @@ def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerO
     )
     name = resolved.options.model or "simulated"
     service = make_service(engine, inbox, tokenizer, limits, model_name=name, options=server_options)
-    service.metrics.registry.register(_LagCollector(clock, service.model_name))
+    service.metrics.registry.register(LagCollector(clock, service.model_name))
     return service
 
 
@@ -82,30 +79,6 @@ def _tokenizer(model: str | None) -> Tokenizer:
     if model is not None and (Path(model) / "tokenizer.json").is_file():
         return Tokenizer.from_folder(model)
     return StandInTokenizer()
-
-
-class _LagCollector(Collector):
-    """How far the simulation runs behind the deadlines of its steps."""
-
-    def __init__(self, clock: PacedClock, model_name: str) -> None:
-        self._clock = clock
-        self._labels = {"model_name": model_name, "engine": "0"}
-
-    def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
-        clock, names, values = self._clock, tuple(self._labels), tuple(self._labels.values())
-        for name, text, value in (
-            ("headway:simulation_lag_seconds", "Lateness of the last step's end.", clock.lag_s),
-            ("headway:simulation_lag_max_seconds", "Largest lateness of a step's end.", clock.max_lag_s),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=names)
-            gauge.add_metric(values, value)
-            yield gauge
-        counter = CounterMetricFamily(
-            "headway:simulation_late_steps", "Steps that ended late by 5 % of their time or more.", labels=names
-        )
-        counter.add_metric(values, clock.num_late)
-        yield counter
 
 
 def _banner(resolved: ResolvedDeployment, model_name: str, url: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from headway.cli.options import options_from, options_of
+from headway.frontends.output_options import OutputOptions
 from headway.frontends.simulation_options import DeploymentOptions
-from headway.frontends.simulation_output import OutputOptions
 from headway.frontends.workload_options import WorkloadOptions
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headway.core.engine import Engine, Listener
+from headway.frontends.output_options import OutputOptions
 from headway.frontends.simulation import Observer
 from headway.frontends.simulation_options import ResolvedDeployment
-from headway.frontends.simulation_output import OutputOptions
 from headway.frontends.stories import StoryTeller
 from headway.frontends.timeline import Timeline, TraceRecorder
 from headway.report.explain import RequestStory, StoryWriter

@@ -17,7 +17,7 @@ LIST=(x 'y z' "$A") NONE=()
 LIST+=(last)
 B2="$B and ${A}"
 """
-_SHOW = "show() { for word in \"$@\"; do printf '%s\\0' \"$word\"; done; }\n"
+_SHOW = 'show() { for word in "$@"; do printf \'%s\\0\' "$word"; done; }\n'
 
 WORDS = [
     "plain", "--flag=value", "'single $A'", '"double $A"', "$A", "${A}", "$B", '"$B"', "$EMPTY", '"$EMPTY"', "x$EMPTY",

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from headway.catalog.flags import Flag, all_flags, flags_of
@@ -211,7 +212,10 @@ class _Run:
         name, explicit = word.partition("=")
         if explicit is not None and name.text in self._options:
             return self._make(name.text, explicit)
-        matches = self._matches(word, name, explicit)
+        matches = [
+            (option, explicit if value is None else word.with_text(value))
+            for option, value in self._matches(name.text, text)
+        ]
         if len(matches) == 1:
             spelling, value = matches[0]
             self._parsed.abbreviated.setdefault(name.text, spelling)
@@ -226,16 +230,9 @@ class _Run:
             return None
         return _Option(None, name.text, False, explicit)
 
-    def _matches(self, word: Word, name: Word, explicit: Word | None) -> list[tuple[str, Word | None]]:
-        found: list[tuple[str, Word | None]] = []
-        if word.text.startswith("--"):
-            return [(option, explicit) for option in self._options if option.startswith(name.text)]
-        for option in self._options:
-            if option == word.text[:2]:
-                found.append((option, word.with_text(word.text[2:])))
-            elif option.startswith(name.text):
-                found.append((option, explicit))
-        return found
+    def _matches(self, name: str, text: str) -> tuple[tuple[str, str | None], ...]:
+        """Options that a word may abbreviate; with the value glued to a short one (`-q8`)."""
+        return _abbreviations(name, text if not text.startswith("--") else "", self._version)
 
     def _make(self, spelling: str, explicit: Word | None) -> _Option:
         flag, negated = self._options[spelling]
@@ -339,6 +336,18 @@ class _Run:
         self._parsed.problems.append(Problem(kind, option, message, line))
 
 
+@lru_cache(maxsize=4096)
+def _abbreviations(name: str, short: str, version: Version) -> tuple[tuple[str, str | None], ...]:
+    found: list[tuple[str, str | None]] = []
+    for option in _option_strings(version):
+        if short and option == short[:2]:
+            found.append((option, short[2:]))
+        elif option.startswith(name):
+            found.append((option, None))
+    return tuple(found)
+
+
+@cache
 def _option_strings(version: Version) -> dict[str, tuple[Flag, bool]]:
     """Every option string of a version, `--no-` forms included."""
     options: dict[str, tuple[Flag, bool]] = {}
@@ -350,6 +359,7 @@ def _option_strings(version: Version) -> dict[str, tuple[Flag, bool]]:
     return options
 
 
+@lru_cache(maxsize=4096)
 def _any_version(spelling: str) -> Flag | None:
     for flag in all_flags().values():
         if any(spelling == name for name, _ in flag.names):

@@ -81,10 +81,10 @@ def split_words(text: str, expand: Callable[[str], Word], expressions: re.Patter
     found = [match.group() for match in expressions.finditer(text)]
     marks = iter(range(len(found)))
     marked = expressions.sub(lambda match: f"\ue000{next(marks)}\ue001", text.replace("\ue000", ""))
-    script = read_script(_ESCAPED.sub(r"\\\g<0>", marked.replace("\n", " ")), line=line or 1)
+    script = read_script("first " + _ESCAPED.sub(r"\\\g<0>", marked.replace("\n", " ")), line=line or 1)
     result: list[Word] = []
     for command in script.commands:
-        for part in command.words:
+        for part in command.words[1:]:
             raw = _MARK.sub(lambda match: found[int(match.group(1))], part.text)
             word = replace(expand(raw), line=line)
             if _MARK.fullmatch(part.text):

@@ -187,12 +187,14 @@ def _accelerator(invocation: Invocation, given: str | None, parsed: Parsed) -> t
         return None, None
 
 
+_MODEL_NAME = re.compile(r"[\w.-]{1,100}(/[\w.-]{1,100})?")
+
+
 def _model(name: Any, *, explicit: bool) -> ModelArchitecture | None:
-    if (
-        not isinstance(name, str)
-        or not name
-        or (not explicit and ("$" in name or name.startswith(("/", ".", "~", "-"))))
-    ):
+    """The model's facts; a deployment's own name is only looked up where it can be one of the catalogue."""
+    if not explicit and (not isinstance(name, str) or not _MODEL_NAME.fullmatch(name) or name.endswith(".json")):
+        return None
+    if not isinstance(name, str) or (not explicit and name[0] in ".-"):
         return None
     try:
         return find_model(name)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from headway.deployment.shell_lexer import MAX_DEPTH, Piece, RawWord, lex
 from headway.deployment.words import Word, join
+from headway.errors import InputError
 
-MAX_WORDS = 20_000
-MAX_TEXT = 1_000_000
+MAX_WORDS = 100_000
+MAX_TEXT = 5_000_000
 
 
 @dataclass(slots=True)
@@ -25,6 +26,18 @@ class Variables:
     exported: set[str] = field(default_factory=set)
     uncertain: dict[str, int] = field(default_factory=dict)
     """Variables that a branch not taken here may set, by line."""
+
+    spent: int = 0
+
+    def charge(self, value: tuple[Word, ...]) -> None:
+        """Count what an expansion brings in.
+
+        Raises:
+            InputError: the script expands to more than MAX_TEXT characters or MAX_WORDS words in all.
+        """
+        self.spent += sum(len(word.text) for word in value) + len(value) * (MAX_TEXT // MAX_WORDS)
+        if self.spent > MAX_TEXT:
+            raise InputError("The script's variables grow too large to be read.")
 
     def set(self, name: str, value: tuple[Word, ...], *, is_array: bool = False) -> None:
         """Assign a variable."""
@@ -114,6 +127,8 @@ def _parameter(piece: Piece, variables: Variables, line: int, depth: int) -> tup
         return unknown, False
     _, name, subscript, rest = match.groups()
     value = _stored(name, subscript, variables)
+    if value is not None:
+        variables.charge(value)
     if value is not None and subscript == "[*]" and piece.quoted:
         value = (join(value, " "),)
     if not rest:

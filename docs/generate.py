@@ -14,6 +14,9 @@ from typing import Any
 from headway.cli.options import flag_name
 from headway.config import EngineOptions, ServerOptions
 from headway.frontends.bench_options import BenchOptions
+from headway.frontends.output_options import OutputOptions
+from headway.frontends.simulation_options import DeploymentOptions
+from headway.frontends.workload_options import WorkloadOptions
 
 DOCS = Path(__file__).parent
 _NOTE = "<!-- Made by docs/generate.py from the code; do not edit. `make docs` rewrites it. -->\n"
@@ -39,6 +42,16 @@ def flags_page() -> str:
         "## Bench",
         "",
         *_option_table(BenchOptions),
+        "",
+        "## Simulate",
+        "",
+        "The deployment (also taken by `headway serve --executor sim`), the workload, and what is written.",
+        "",
+        *_option_table(DeploymentOptions),
+        "",
+        *_option_table(WorkloadOptions),
+        "",
+        *_option_table(OutputOptions),
         "",
     ]
     return "\n".join(parts)

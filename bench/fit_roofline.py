@@ -26,7 +26,7 @@ from headway.catalog.versions import parse_version
 from headway.errors import ConfigError
 from headway.executors.simulated.coefficients import V1_ENGINE, RooflineCoefficients, fitted_coefficients
 from headway.executors.simulated.oracle import StepShape
-from headway.executors.simulated.roofline import RIDGE, RooflineOracle
+from headway.executors.simulated.roofline import RIDGE, RooflineOracle, RooflineSetup
 from headway.frontends.measured_rows import MeasuredRow, Selection, by_source, select_rows
 from headway.frontends.row_simulation import prepare
 from headway.frontends.step_recording import Recording, merge, record
@@ -71,19 +71,22 @@ H100 (30.4 ms a step less 5 ms of reading, over 80 layers)."""
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A row with its steps; `factors` make the merged recording's answers exact at the point of recording."""
+    """A row with its steps, and the same merged for fitting; `factors` make the merged answers exact where recorded."""
 
     row: MeasuredRow
-    recording: Recording
+    setup: RooflineSetup
+    full: Recording
+    merged: Recording
     factors: Mapping[str, float]
 
-    def errors(self, oracle: RooflineOracle) -> list[RowError]:
-        """Errors of the merged recording's answers."""
-        answers = self.recording.price(oracle)
-        answers = {key: value * self.factors[key] for key, value in answers.items()}
-        return row_errors(
-            self.row, answers | {"median" + key[4:]: answers[key] for key in answers if key[:4] == "mean"}
-        )
+    @property
+    def is_open(self) -> bool:
+        """Requests come at a rate, so that the schedule depends on the prices."""
+        return self.row.requests_per_s is not None
+
+    def errors(self, coefficients: RooflineCoefficients) -> list[RowError]:
+        """Errors of the whole recording's answers."""
+        return row_errors(self.row, self.full.price(RooflineOracle(self.setup, coefficients)))
 
 
 def main() -> None:
@@ -91,7 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--out", type=Path, help="write the coefficients here")
-    parser.add_argument("--judge", action="store_true", help="fit nothing: leave-one-out figures are then of no use")
+    parser.add_argument("--judge", action="store_true", help="no fit: errors of the catalogue's coefficients")
+    parser.add_argument("--no-leave-out", action="store_true", help="errors of the fit on the rows it was made on")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     selection = select_rows(arguments.path)
@@ -100,16 +104,16 @@ def main() -> None:
         fitted = fitted_coefficients().coefficients if arguments.judge else PRIOR
         recorded = record_all(pool, selection.rows, fitted)
         if not arguments.judge:
-            for _ in range(2):
-                fitted = search(recorded, fitted)
-                recorded = record_all(pool, selection.rows, fitted)
-        print(json.dumps(asdict(fitted), indent=1))
-        folds = {} if arguments.judge else dict(zip(*leave_one_out(pool, recorded, fitted), strict=True))
-        judged = list(
-            pool.map(judge_row, [(row.row, folds.get(row.row.source, fitted)) for row in recorded], chunksize=4)
-        )
-    errors = [error for errors in judged for error in errors]
-    residuals = report(errors, "left-out" if folds else "in-sample")
+            fitted = search(recorded, fitted)
+            recorded = record_open(pool, recorded, fitted)
+            fitted = search(recorded, fitted)
+        print(json.dumps(asdict(fitted), indent=1), flush=True)
+        folds: dict[str, RooflineCoefficients] = {}
+        if not arguments.judge and not arguments.no_leave_out:
+            folds = leave_one_out(pool, recorded, fitted)
+        jobs = [(item, folds.get(item.row.source, fitted)) for item in recorded]
+        judged = [error for errors in pool.map(judge, jobs, chunksize=8) for error in errors]
+    residuals = report(judged, "each source left out of its fit" if folds else "in sample")
     if arguments.out is not None:
         write(arguments.out, fitted, residuals, selection, len(recorded))
 
@@ -135,6 +139,15 @@ def record_all(
     return [item for item in found if isinstance(item, Recorded)]
 
 
+def record_open(
+    pool: ProcessPoolExecutor, recorded: Sequence[Recorded], coefficients: RooflineCoefficients
+) -> list[Recorded]:
+    """Open loops recorded again; in closed ones the schedule does not depend on the prices."""
+    rows = [item.row for item in recorded if item.is_open]
+    again = {item.row.row_id: item for item in record_all(pool, rows, coefficients)}
+    return [again.get(item.row.row_id, item) for item in recorded]
+
+
 def _record(job: tuple[MeasuredRow, RooflineCoefficients]) -> Recorded | str:
     row, coefficients = job
     try:
@@ -142,23 +155,25 @@ def _record(job: tuple[MeasuredRow, RooflineCoefficients]) -> Recorded | str:
     except ConfigError as error:
         return error.message
     recording, _ = record(simulation.deployment, simulation.workload)
-    coarse, factors = merge(recording, RooflineOracle(simulation.setup, coefficients))
-    return Recorded(row, coarse, factors)
+    coarse, factors = merge(recording, simulation.deployment.oracle)
+    return Recorded(row, simulation.setup, recording, coarse, factors)
 
 
-def judge_row(job: tuple[MeasuredRow, RooflineCoefficients]) -> list[RowError]:
-    """Errors of a simulation with these coefficients."""
-    row, coefficients = job
-    return row_errors(row, prepare(row, coefficients).predict())
+def judge(job: tuple[Recorded, RooflineCoefficients]) -> list[RowError]:
+    """Errors with these coefficients: of a simulation in an open loop; else of the recording, which is the same."""
+    item, coefficients = job
+    if item.is_open:
+        return row_errors(item.row, prepare(item.row, coefficients).predict())
+    return item.errors(coefficients)
 
 
 def leave_one_out(
     pool: ProcessPoolExecutor, recorded: Sequence[Recorded], start: RooflineCoefficients
-) -> tuple[list[str], list[RooflineCoefficients]]:
-    """A fit without each source, from the prior of what it alone decides."""
+) -> dict[str, RooflineCoefficients]:
+    """A fit without each source; what it alone decides goes back to the prior."""
     sources = list(by_source(item.row for item in recorded))
     jobs = [([item for item in recorded if item.row.source != source], start) for source in sources]
-    return sources, list(pool.map(_search_job, jobs))
+    return dict(zip(sources, pool.map(_search_job, jobs), strict=True))
 
 
 def _search_job(job: tuple[Sequence[Recorded], RooflineCoefficients]) -> RooflineCoefficients:
@@ -192,8 +207,8 @@ class Arrays:
         limits, chunks, rows, targets = [], [], [], []
         num_steps = 0
         for index, item in enumerate(recorded):
-            oracle = RooflineOracle(prepare(item.row, PRIOR).setup, PRIOR)
-            for step in item.recording.steps:
+            oracle = RooflineOracle(item.setup, PRIOR)
+            for step in item.merged.steps:
                 shape = step.shape
                 weights = (step.tpot_weight, step.ttft_weight, step.num_steps, shape.num_decodes + len(shape.chunks))
                 limits.append((*step_limits(oracle, shape), index, *weights))
@@ -208,11 +223,11 @@ class Arrays:
                     oracle.num_all_reduces,
                     setup.enforce_eager,
                     is_v0,
-                    item.recording.is_async,
-                    item.recording.idle_s,
+                    item.merged.is_async,
+                    item.merged.idle_s,
                 )
             )
-            for error in item.errors(oracle):
+            for error in item.errors(PRIOR):
                 factor = item.factors["output_throughput" if "output" in error.metric else f"mean_{error.metric}_ms"]
                 targets.append((index, list(METRICS).index(error.metric), error.measured / factor))
         self.steps = np.array(limits, dtype=float).T
@@ -240,16 +255,16 @@ class Arrays:
         """Row × metric, as `Recording.price` gives them."""
         seconds = self.prices(fitted)
         sums = [np.bincount(self.of_row, seconds * self.steps[i], minlength=len(self.recorded)) for i in (8, 9, 10)]
-        decoding = np.array([max(1, item.recording.num_decoding) for item in self.recorded])
-        requests = np.array([item.recording.num_requests for item in self.recorded])
-        tokens = np.array([item.recording.num_output_tokens for item in self.recorded])
+        decoding = np.array([max(1, item.merged.num_decoding) for item in self.recorded])
+        requests = np.array([item.merged.num_requests for item in self.recorded])
+        tokens = np.array([item.merged.num_output_tokens for item in self.recorded])
         return np.array([sums[0] / decoding * 1e3, sums[1] / requests * 1e3, tokens / (sums[2] + self.rows[6])])
 
     def check(self) -> None:
         """The arrays and the oracle must agree."""
         answers = self.answers(PRIOR)
         for index, item in enumerate(self.recorded):
-            exact = item.recording.price(RooflineOracle(prepare(item.row, PRIOR).setup, PRIOR))
+            exact = item.merged.price(RooflineOracle(item.setup, PRIOR))
             for value, key in zip(
                 answers[:, index], ("mean_tpot_ms", "mean_ttft_ms", "output_throughput"), strict=True
             ):

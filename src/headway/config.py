@@ -126,6 +126,10 @@ class EngineOptions:
     enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prefixes.")
     engine_version: str = option(REFERENCE_ENGINE_VERSION, "The vLLM release whose scheduler is matched.")
     dtype: str = option("float32", "Arithmetic of the model.", choices=("float32",))
+    quantization: str | None = option(
+        None, "int8 computes with bytes and a scale for every 32 of them, on the CPU; default: exact."
+    )
+    kv_cache_dtype: str = option("auto", "Number format of the KV cache: float32, or with int8 also float16, its default.")
     device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = option(None, "Threads of one CPU step; default: all cores.")
 

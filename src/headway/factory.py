@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.config import EngineConfig, EngineOptions, ModelFacts, resolve
@@ -53,10 +54,49 @@ def load_model(model: str | None, options: EngineOptions) -> Model:
     from headway.executors import torch as torch_executor
     from headway.text import Tokenizer
 
-    weights = torch_executor.load(model, device=options.device, dtype=options.dtype, num_threads=options.num_threads)
+    weights = torch_executor.load(
+        model,
+        device=options.device,
+        dtype=options.dtype,
+        num_threads=options.num_threads,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
     path = weights.path
     tokenizer = Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(path, reader=weights.gguf)
     return Model(weights.name, weights, tokenizer)
+
+
+def build_kernels(*, force: bool = False) -> tuple[Path, str]:
+    """Compile the native kernels unless that has been done; their path, and the instruction set they will use.
+
+    Raises:
+        ConfigError: they cannot be compiled or loaded here.
+    """
+    from headway.executors.torch import native
+
+    try:
+        path = native.build(force=force)
+        engine = native.KernelEngine(1)
+    except native.KernelsUnavailableError as error:
+        raise ConfigError(str(error), hint="Install a C++20 compiler: g++ 11 or later, or clang++.") from error
+    engine.close()
+    return path, engine.isa
+
+
+def kernel_path() -> tuple[Path, bool]:
+    """Where the compiled kernels of this machine are to be, and whether they are there.
+
+    Raises:
+        ConfigError: there is no compiler, on which the place depends.
+    """
+    from headway.executors.torch import native
+
+    try:
+        path = native.cached_library()
+    except native.KernelsUnavailableError as error:
+        raise ConfigError(str(error), hint="Install a C++20 compiler: g++ 11 or later, or clang++.") from error
+    return path, path.is_file()
 
 
 def build_engine(

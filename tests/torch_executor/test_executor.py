@@ -110,7 +110,7 @@ def test_a_failed_step_can_be_repeated_or_left(plans: Plans, tiny: Models, monke
         raise MemoryError("no memory for logits")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headway.executors.torch.executor.sample", fail)
+        patch.setattr("headway.executors.torch.executor._accept", fail)
         with pytest.raises(MemoryError):
             plans.executor.execute(plan)
     result = plans.executor.execute(plan)

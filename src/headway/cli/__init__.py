@@ -22,6 +22,7 @@ _COMMANDS = (
     "calibrate",
     "validate",
     "profile",
+    "kernels",
 )
 
 

@@ -25,6 +25,7 @@ class RequestRows:
         block_ids: its block table, which covers all of them.
         num_sampled: of how many rows, counted from the last, the logits are wanted.
         num_padding: rows to execute on top, whose keys and values go to the cache's padding block.
+        wants_logits: whether the sampled rows' logits are wanted, or only the token with the largest.
     """
 
     token_ids: Sequence[int]
@@ -32,6 +33,7 @@ class RequestRows:
     block_ids: Indices
     num_sampled: int
     num_padding: int = 0
+    wants_logits: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

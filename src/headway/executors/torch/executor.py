@@ -8,15 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headway.core.plan import NOTHING, Emission, ScheduledRequest, StepPlan, StepResult
 from headway.core.request import Request, TokenContent
 from headway.executors.base import SynchronousExecutor
-from headway.executors.torch.batch import RequestRows, build_batch
-from headway.executors.torch.kv_cache import Indices, PagedKVCache
+from headway.executors.torch.batch import RequestRows
+from headway.executors.torch.forward import Scores
+from headway.executors.torch.kv_cache import Indices
 from headway.executors.torch.loader import LoadedModel
-from headway.executors.torch.model import TorchDecoder
 from headway.executors.torch.sampler import SampledToken, SamplingRow, sample
 
 
@@ -34,19 +33,9 @@ class TorchExecutor(SynchronousExecutor):
     """
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
-        spec = model.spec
         self.model = model
-        self.cache = PagedKVCache(
-            spec.num_layers,
-            num_blocks,
-            block_size,
-            spec.num_kv_heads,
-            spec.head_dim,
-            device=model.device,
-            dtype=model.dtype,
-        )
-        self._decoder = TorchDecoder(spec, model.weights)
-        self._windows = frozenset(spec.layer_windows)
+        self._forward = model.forward_pass(num_blocks, block_size)
+        self.cache = self._forward.cache
         self._states: dict[str, _RequestState] = {}
         self._last_step_id: int | None = None
 
@@ -62,8 +51,9 @@ class TorchExecutor(SynchronousExecutor):
         self._update_states(plan)
         emissions: list[Emission] = [NOTHING] * len(plan.scheduled)
         if plan.scheduled:
-            logits = self._forward(plan.scheduled)
-            emissions = self._emissions(plan.scheduled, logits)
+            sampling = [self._sampling_rows(item) for item in plan.scheduled]
+            scores = self._forward.run([self._rows(*pair) for pair in zip(plan.scheduled, sampling, strict=True)])
+            emissions = self._emissions(plan.scheduled, sampling, scores)
         return StepResult(plan.step_id, emissions, time.perf_counter() - started_at)
 
     def _update_states(self, plan: StepPlan) -> None:
@@ -78,12 +68,7 @@ class TorchExecutor(SynchronousExecutor):
             self._states[item.request.request_id].append_blocks(item.new_block_ids)
         self._last_step_id = plan.step_id
 
-    def _forward(self, scheduled: Sequence[ScheduledRequest]) -> Tensor:
-        rows = [self._rows(item) for item in scheduled]
-        batch = build_batch(rows, self.cache, self.model.spec.num_heads, self._windows)
-        return self._decoder.forward(batch, self.cache)
-
-    def _rows(self, item: ScheduledRequest) -> RequestRows:
+    def _rows(self, item: ScheduledRequest, sampling: Sequence[SamplingRow]) -> RequestRows:
         num_known = item.num_tokens - item.num_draft_tokens
         start = item.num_computed_tokens
         state = self._states[item.request.request_id]
@@ -92,27 +77,32 @@ class TorchExecutor(SynchronousExecutor):
             token_ids=[*known, *_drafts(item)],
             first_position=start,
             block_ids=state.block_ids,
-            num_sampled=item.num_draft_tokens + 1 if item.samples else 0,
+            num_sampled=len(sampling),
             num_padding=item.num_padding_tokens,
+            wants_logits=not _take_best(sampling),
         )
 
-    def _emissions(self, scheduled: Sequence[ScheduledRequest], logits: Tensor) -> list[Emission]:
-        sampling_rows = [row for item in scheduled if item.samples for row in self._sampling_rows(item)]
-        sampled = sample(logits, sampling_rows) if sampling_rows else []
-        emissions, start = [], 0
-        for item in scheduled:
-            if not item.samples:
+    def _emissions(
+        self, scheduled: Sequence[ScheduledRequest], sampling: Sequence[Sequence[SamplingRow]], scores: Scores
+    ) -> list[Emission]:
+        with_logits = [row for rows in sampling if not _take_best(rows) for row in rows]
+        drawn = iter(sample(scores.logits, with_logits) if with_logits else ())
+        best = iter(scores.best_token_ids)
+        emissions = []
+        for item, rows in zip(scheduled, sampling, strict=True):
+            if not rows:
                 emissions.append(NOTHING)
                 continue
-            stop = start + item.num_draft_tokens + 1
-            emission = _accept(_drafts(item), sampled[start:stop])
+            chosen = [SampledToken(next(best)) if _take_best(rows) else next(drawn) for _ in rows]
+            emission = _accept(_drafts(item), chosen)
             self._states[item.request.request_id].remember(item.request, emission.token_ids or ())
             emissions.append(emission)
-            start = stop
         return emissions
 
     def _sampling_rows(self, item: ScheduledRequest) -> list[SamplingRow]:
         """One row for the next token, and one more behind each draft, as if the drafts before it were accepted."""
+        if not item.samples:
+            return []
         request, drafts = item.request, _drafts(item)
         state = self._states[request.request_id]
         token_ids = state.known_tokens(request)
@@ -161,6 +151,10 @@ class _RequestState:
             self._buffer = np.concatenate([self.block_ids, np.empty(2 * needed, dtype=np.int64)])
         self._buffer[self._num_blocks : needed] = block_ids
         self._num_blocks = needed
+
+
+def _take_best(rows: Sequence[SamplingRow]) -> bool:
+    return all(row.takes_best for row in rows)
 
 
 def _accept(drafts: Sequence[int], sampled: Sequence[SampledToken]) -> Emission:

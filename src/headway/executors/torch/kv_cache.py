@@ -43,7 +43,7 @@ class PagedKVCache:
         self.device = device
         self.padding_block_id = num_blocks
         shape = (num_layers, num_blocks + 1, 2, num_kv_heads, block_size, head_dim)
-        self.layers = _zeros(shape, device, dtype).unbind()
+        self.layers = zeros(shape, device, dtype).unbind()
         """One tensor a layer; see the module's docstring for its shape."""
         self._rows = [layer.view(-1, head_dim) for layer in self.layers]
         self._units = [layer.view(-1, block_size * head_dim) for layer in self.layers]
@@ -82,7 +82,7 @@ class PagedKVCache:
         return torch.from_numpy(np.ascontiguousarray(indices).reshape(-1)).to(self.device)
 
 
-def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Zeros; on the CPU, pages that are never touched cost no memory."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)

@@ -1,21 +1,9 @@
-"""The one place where activations meet weight matrices; other arithmetics plug in behind the same two methods."""
+"""The one place where exact activations meet exact weight matrices."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-
-
-class Projection(Protocol):
-    """Rows times a weight matrix: [num_rows, in_features] → [num_rows, out_features]."""
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Project rows into a new tensor."""
-
-    def add_to(self, residual: Tensor, rows: Tensor) -> None:
-        """Project rows and add the result to `residual`, in place."""
 
 
 class Linear:
@@ -34,11 +22,11 @@ class Linear:
         self._transposed = weight.t()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """See `Projection.__call__`."""
+        """Project rows [num_rows, in_features] into a new tensor [num_rows, out_features]."""
         return F.linear(rows, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, rows: Tensor) -> None:
-        """See `Projection.add_to`; the sum is fused into the multiplication."""
+        """Project rows and add the result to `residual`, in place; the sum is fused into the multiplication."""
         residual.addmm_(rows, self._transposed)
         if self.bias is not None:
             residual.add_(self.bias)

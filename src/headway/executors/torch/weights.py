@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.executors.torch.checkpoint import Checkpoint
-from headway.executors.torch.linear import Linear, Projection
+from headway.executors.torch.linear import Linear
 from headway.executors.torch.rotary import interleave_halves
 
 
@@ -18,13 +18,13 @@ class LayerWeights:
     """One decoder layer. `qkv` gives queries, keys and values side by side; `gate_up` gives gate and up."""
 
     input_norm: Tensor
-    qkv: Projection
+    qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Projection
+    output: Linear
     post_attention_norm: Tensor
-    gate_up: Projection
-    down: Projection
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class DecoderWeights:
     embedding: Tensor
     layers: Sequence[LayerWeights]
     final_norm: Tensor
-    head: Projection
+    head: Linear
 
 
 def load_weights(checkpoint: Checkpoint, device: torch.device) -> DecoderWeights:
@@ -43,18 +43,31 @@ def load_weights(checkpoint: Checkpoint, device: torch.device) -> DecoderWeights
     Raises:
         ModelLoadError: a tensor is missing, mis-shaped or unreadable.
     """
+    embedding, final_norm, head = read_head(checkpoint, device)
+    layers = [read_layer(checkpoint, layer, device) for layer in range(checkpoint.spec.num_layers)]
+    return DecoderWeights(embedding, layers, final_norm, head)
+
+
+def read_head(checkpoint: Checkpoint, device: torch.device) -> tuple[Tensor, Tensor, Linear]:
+    """What is not in a layer: embedding, final norm, head. A tied head shares the embedding's memory.
+
+    Raises:
+        ModelLoadError: a tensor is missing, mis-shaped or unreadable.
+    """
     spec = checkpoint.spec
-    embedding = checkpoint.tensor("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size)).to(device)
-    if spec.tied_embeddings:
-        head = Linear(embedding)
-    else:
-        head = Linear(checkpoint.tensor("lm_head.weight", (spec.vocab_size, spec.hidden_size)).to(device))
-    return DecoderWeights(
-        embedding=embedding,
-        layers=[_LayerReader(checkpoint, layer, device).read() for layer in range(spec.num_layers)],
-        final_norm=checkpoint.tensor("model.norm.weight", (spec.hidden_size,)).to(device),
-        head=head,
-    )
+    shape = (spec.vocab_size, spec.hidden_size)
+    embedding = checkpoint.tensor("model.embed_tokens.weight", shape).to(device)
+    head = embedding if spec.tied_embeddings else checkpoint.tensor("lm_head.weight", shape).to(device)
+    return embedding, checkpoint.tensor("model.norm.weight", (spec.hidden_size,)).to(device), Linear(head)
+
+
+def read_layer(checkpoint: Checkpoint, layer: int, device: torch.device) -> LayerWeights:
+    """One layer's weights, fused.
+
+    Raises:
+        ModelLoadError: a tensor is missing, mis-shaped or unreadable.
+    """
+    return _LayerReader(checkpoint, layer, device).read()
 
 
 class _LayerReader:

@@ -28,9 +28,9 @@ from headway.executors.simulated.coefficients import V1_ENGINE, RooflineCoeffici
 from headway.executors.simulated.oracle import StepShape
 from headway.executors.simulated.roofline import RIDGE, RooflineOracle, RooflineSetup
 from headway.frontends.measured_rows import MeasuredRow, Selection, by_source, select_rows
+from headway.frontends.row_errors import METRICS, RowError, row_errors
 from headway.frontends.row_simulation import prepare
 from headway.frontends.step_recording import Recording, merge, record
-from headway.report.accuracy import METRICS, RowError, row_errors
 
 _CLIP = 0.5
 """A row that is further off, as a log ratio, pulls no harder: its assumptions are wrong, not the physics."""
@@ -249,7 +249,7 @@ class Arrays:
         device += np.bincount(step.astype(int), chunk_s, minlength=len(device))
         device = np.maximum(device, eager * layers * fitted.eager_layer_s)
         host = np.where(is_v0 > 0, fitted.host_v0_s, fitted.host_s) + self.steps[11] * fitted.host_request_s
-        return np.where(is_async > 0, np.maximum(device, host), device + host)
+        return np.asarray(np.where(is_async > 0, np.maximum(device, host), device + host))
 
     def answers(self, fitted: RooflineCoefficients) -> np.ndarray:
         """Row × metric, as `Recording.price` gives them."""

@@ -97,7 +97,9 @@ class TestOracle:
 
     def test_two_chunks_are_each_priced_by_themselves(self) -> None:
         """Attention is quadratic in one prompt, not in the step's tokens."""
-        squares = {(c, 0, 0, 0): float(c * c) for c in (16, 64, 128, 256)} | {(0, 1, 0, 16): 0.0}
+        squares: dict[tuple[int, ...], float] = {(c, 0, 0, 0): float(c * c) for c in (16, 64, 128, 256)} | {
+            (0, 1, 0, 16): 0.0
+        }
         oracle = TableOracle(table(attention=Grid(squares), dense=Curve({1: 0.0}), head=Curve({1: 0.0})))
         shape = StepShape((Chunk(128, 0), Chunk(128, 0)), 0, 0, 0, 2)
         assert oracle.step_time(shape).device_s == pytest.approx(2 * 128.0**2)
@@ -121,7 +123,7 @@ class TestOracle:
 
     def test_whole_steps_count_their_fixed_cost_once(self) -> None:
         """A profile of whole steps: two chunks are one of as many tokens, not two steps."""
-        steps = {
+        steps: dict[tuple[int, ...], float] = {
             (c, n, p, k): 1.0 + c for c in (1, 64) for n in (0, 1) for p in (0, 64) for k in ((16,) if n else (0,))
         }
         steps |= {(0, 1, 0, 16): 1.0}

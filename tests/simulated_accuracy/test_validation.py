@@ -16,8 +16,17 @@ from headway.frontends.recorded_runs import RecordedRun, read_runs
 from headway.frontends.validation import Validation, validate_run
 from tests.shared_data import shared_path
 
-RECORD = {"input_toks": 100, "output_toks": 11, "queued_ts": 5.0, "first_token_ts": 5.2, "last_token_ts": 5.5}
-META = {"vllm_version": "0.19.0", "engine_kwargs": {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 8}}
+RECORD: dict[str, object] = {
+    "input_toks": 100,
+    "output_toks": 11,
+    "queued_ts": 5.0,
+    "first_token_ts": 5.2,
+    "last_token_ts": 5.5,
+}
+META: dict[str, object] = {
+    "vllm_version": "0.19.0",
+    "engine_kwargs": {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 8},
+}
 
 
 def recorded(name: str) -> RecordedRun:

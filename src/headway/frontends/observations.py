@@ -125,7 +125,9 @@ def _from_guidellm(source: str, item: Mapping[str, Any]) -> Observation:
     if prompt is None or output is None or tpot is None:
         raise InputError(f"{source} lacks prompt_token_count, output_token_count or inter_token_latency_ms.")
     holders = [item.get(key) or {} for key in ("args", "config")]
-    strategy = next((holder["strategy"] for holder in holders if isinstance(holder.get("strategy"), dict)), {})
+    strategy: Mapping[str, Any] = next(
+        (holder["strategy"] for holder in holders if isinstance(holder.get("strategy"), dict)), {}
+    )
     kind = str(strategy.get("type_") or strategy.get("type") or "concurrent")
     is_closed = kind in _CLOSED_STRATEGIES
     concurrency = strategy.get("streams") or mean("request_concurrency") or 1.0

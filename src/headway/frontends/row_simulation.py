@@ -85,7 +85,7 @@ def prepare(row: MeasuredRow, coefficients: RooflineCoefficients | None = None) 
 
 def _scheduler_of(row: MeasuredRow) -> tuple[str, dict[str, Any]]:
     """The scheduler that stands in for the row's, and its flags: for V0 the oldest one, with V0's defaults."""
-    given = {
+    given: dict[str, Any] = {
         "max_num_seqs": row.max_num_seqs,
         "max_num_batched_tokens": row.max_num_batched_tokens,
         "enable_chunked_prefill": row.enable_chunked_prefill,

@@ -96,7 +96,7 @@ def _read_current(files: TableFiles, model: ModelArchitecture) -> StepTable:
     for row in _rows(files.files["per_sequence"], ("layer", "sequences", "time_us")):
         count = int(row["sequences"])
         head[count] = head.get(count, 0.0) + float(row["time_us"]) * files.unit_s
-    points = {
+    points: dict[tuple[int, ...], float] = {
         (int(row["prefill_chunk"]), int(row["n_decode"]), int(row["kv_prefill"]), int(row["kv_decode"])): layers
         * float(row["time_us"])
         * files.unit_s
@@ -123,7 +123,7 @@ def _experts(files: TableFiles, model: ModelArchitecture) -> tuple[Grid | None, 
     if "moe" not in files.files:
         raise ConfigError(f"{model.id} has experts, and {files.name} has no table of them.")
     ffn, count = routed[0]
-    points = {
+    points: dict[tuple[int, ...], float] = {
         (int(row["tokens"]), int(row["activated_experts"])): count * float(row["time_us"]) * files.unit_s
         for row in _rows(files.files["moe"], ("tokens", "activated_experts", "time_us"))
     }

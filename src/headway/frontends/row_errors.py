@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from headway.frontends.measured_rows import MeasuredRow
+from headway.frontends.measured_rows import MeasuredRow
 
 METRICS: Mapping[str, tuple[str, ...]] = {
     "tpot": ("mean_tpot_ms", "median_tpot_ms"),

@@ -24,7 +24,7 @@ def _cases(kind: str) -> list[dict[str, Any]]:
 
 
 def _ask(features: list[str], where: str) -> Verdict:
-    """`where` is a version with what else is said of it: `0.8.5-V1 sm70`, `0.7.2-rocm-rdna3`, `0.9+ sm70`, `0.19-0.28`."""
+    """`where`: a version and what else is said of it, as in `0.8.5-V1 sm70`, `0.7.2-rocm-rdna3`, `0.19-0.28`."""
     numbers = re.findall(r"\d+\.\d+(?:\.\d+)?", where)
     engine = re.search(r"\bV[01]\b", where)
     platform = re.search("rdna3", where) or re.search(r"sm\d\d|rocm|cpu", where)

@@ -72,21 +72,22 @@ def test_conditions_name_only_facts_that_can_be_known() -> None:
         assert {name.removeprefix("asked_") for name in feature.when.names} <= known, feature.name
 
 
-_OTHER_FACTS = set(
-    """
-    engine engine_minor platform capability model_runner cudagraph_mode kv_connector kv_connector_is_layerwise
-    spec_method spec_is_mtp spec_is_dynamic spec_is_adaptive spec_is_multi_module_mtp spec_parallel_slots
-    spec_disable_padded_drafter_batch spec_use_heterogeneous_vocab spec_draft_sampling spec_tokens_given
-    spec_names_draft draft_tensor_parallel_size draft_vocab_size vocab_size draft_supports_pp draft_pass_exceeds_budget
-    is_moe is_mla is_multimodal is_pooling is_encoder_decoder is_hybrid is_attention_free has_states has_sliding_window
-    has_chunked_attention uses_gqa uses_mrope num_kv_heads num_attention_heads model_limit num_mamba_blocks
-    kv_cache_tokens scheduler_block_size has_several_kv_groups max_tokens_per_mm_item pooling_needs_whole_prompt
-    connector_without_hybrid hybrid_manager_unsupported moe_backend_is_mega has_arctic_inference cpu_arch
-    uses_expandable_segments env_use_v1 env_allow_long_max_model_len
-    sampling_logprobs sampling_prompt_logprobs sampling_best_of sampling_use_beam_search sampling_logits_processors
-    sampling_structured_outputs sampling_min_p sampling_logit_bias sampling_min_tokens sampling_seed sampling_priority
-    """.split()
-)
+_OTHER_FACTS = {
+    "engine", "engine_minor", "platform", "capability", "model_runner", "cudagraph_mode", "kv_connector",
+    "kv_connector_is_layerwise", "spec_method", "spec_is_mtp", "spec_is_dynamic", "spec_is_adaptive",
+    "spec_is_multi_module_mtp", "spec_parallel_slots", "spec_disable_padded_drafter_batch",
+    "spec_use_heterogeneous_vocab", "spec_draft_sampling", "spec_tokens_given", "spec_names_draft",
+    "draft_tensor_parallel_size", "draft_vocab_size", "vocab_size", "draft_supports_pp", "draft_pass_exceeds_budget",
+    "is_moe", "is_mla", "is_multimodal", "is_pooling", "is_encoder_decoder", "is_hybrid", "is_attention_free",
+    "has_states", "has_sliding_window", "has_chunked_attention", "uses_gqa", "uses_mrope", "num_kv_heads",
+    "num_attention_heads", "model_limit", "num_mamba_blocks", "kv_cache_tokens", "scheduler_block_size",
+    "has_several_kv_groups", "max_tokens_per_mm_item", "pooling_needs_whole_prompt", "connector_without_hybrid",
+    "hybrid_manager_unsupported", "moe_backend_is_mega", "has_arctic_inference", "cpu_arch",
+    "uses_expandable_segments", "env_use_v1", "env_allow_long_max_model_len", "sampling_logprobs",
+    "sampling_prompt_logprobs", "sampling_best_of", "sampling_use_beam_search", "sampling_logits_processors",
+    "sampling_structured_outputs", "sampling_min_p", "sampling_logit_bias", "sampling_min_tokens", "sampling_seed",
+    "sampling_priority",
+}  # fmt: skip
 
 
 def test_the_data_agrees_with_the_documentation_it_was_built_from() -> None:

@@ -23,13 +23,20 @@ def _judge(command: str, version: str, gpu: str | None = None) -> Judgement:
         (
             "--speculative_model x --speculative_draft_tensor_parallel_size 4 --num_speculative_tokens 5 -tp 4 "
             "--enable-chunked-prefill",
-            "0.6.4", "rejected", "draft runs on one GPU",
+            "0.6.4",
+            "rejected",
+            "draft runs on one GPU",
         ),
         ("-tp 8 -pp 2 --num-speculative-tokens 1", "0.7.3", "rejected", "PP>1"),
         (f"-pp 4 {_MTP}", "0.26.1rc1.dev693", "rejected", "SupportsPP"),
         (f"-pp 2 {_MTP}", "0.25.0", "runtime_crash", "one token a request"),
         (f"-pp 2 {_MTP} --no-async-scheduling", "0.25.0", "ok", ""),
-        ("--no-enable-chunked-prefill --max-num-batched-tokens 65536 --max-model-len 4096", "0.9.2", "ignored", "keeps"),
+        (
+            "--no-enable-chunked-prefill --max-num-batched-tokens 65536 --max-model-len 4096",
+            "0.9.2",
+            "ignored",
+            "keeps",
+        ),
         ("--no-enable-chunked-prefill --max-num-batched-tokens 2048 --max-model-len 4096", "0.18.0", "rejected", ""),
         ("--enable-lora --enable-batch-sharded-sampling", "0.29.0", "runtime_crash", "first sampling step"),
         ("--swap-space 8", "0.10.0", "silent_noop", "never swaps"),
@@ -41,7 +48,7 @@ def _judge(command: str, version: str, gpu: str | None = None) -> Judgement:
         ("--max-num-seqs 64", "0.18.0", "ok", ""),
         ("--max-num-seqs many", "0.18.0", "rejected", "invalid int value"),
     ],
-)  # fmt: skip
+)
 def test_verdicts(flags: str, version: str, verdict: str, part: str) -> None:
     judgement = _judge(f"vllm serve org/m {flags}", version)
     assert judgement.verdict == verdict

@@ -20,6 +20,7 @@ import json
 import random
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,24 +87,63 @@ VALUES: dict[str, list[str]] = {
     "--optimization-level": ["2"],
 }
 SWITCHES = [
-    "--enable-prefix-caching", "--enable-chunked-prefill", "--enforce-eager", "--trust-remote-code", "--async-scheduling",
-    "--enable-auto-tool-choice", "--disable-log-stats", "--enable-expert-parallel", "--enable-lora", "--headless",
-    "--enable-sleep-mode", "--skip-tokenizer-init", "--enable-log-requests", "--scheduler-reserve-full-isl",
-    "--disable-hybrid-kv-cache-manager", "--enable-prompt-tokens-details",
-]  # fmt: skip
+    "--enable-prefix-caching",
+    "--enable-chunked-prefill",
+    "--enforce-eager",
+    "--trust-remote-code",
+    "--async-scheduling",
+    "--enable-auto-tool-choice",
+    "--disable-log-stats",
+    "--enable-expert-parallel",
+    "--enable-lora",
+    "--headless",
+    "--enable-sleep-mode",
+    "--skip-tokenizer-init",
+    "--enable-log-requests",
+    "--scheduler-reserve-full-isl",
+    "--disable-hybrid-kv-cache-manager",
+    "--enable-prompt-tokens-details",
+]
 DOTTED = [
-    ("--speculative-config.method", ["ngram"]), ("--speculative-config.num_speculative_tokens", ["3", "2"]),
-    ("--speculative_config.prompt_lookup_max", ["4"]), ("--hf-overrides.a.b", ["1", "text", "8k", "[1, 2]", "true"]),
-    ("--hf-overrides.list+", ["x,y", "z"]), ("--limit-mm-per-prompt.image", ["2"]),
-    ("--structured-outputs-config.backend", ["xgrammar"]), ("--override-generation-config.top_p", ["0.9"]),
-]  # fmt: skip
+    ("--speculative-config.method", ["ngram"]),
+    ("--speculative-config.num_speculative_tokens", ["3", "2"]),
+    ("--speculative_config.prompt_lookup_max", ["4"]),
+    ("--hf-overrides.a.b", ["1", "text", "8k", "[1, 2]", "true"]),
+    ("--hf-overrides.list+", ["x,y", "z"]),
+    ("--limit-mm-per-prompt.image", ["2"]),
+    ("--structured-outputs-config.backend", ["xgrammar"]),
+    ("--override-generation-config.top_p", ["0.9"]),
+]
 ODD = [
-    ["--device", "cuda"], ["--swap-space", "4"], ["--disable-log-requests"], ["--no-such-flag"], ["--max-num", "4"],
-    ["--enforce-eager=true"], ["-O3"], ["-O", "2"], ["-O=1"], ["-O0"], ["extra-positional"], ["--"], ["-5"],
-    ["--config=CONFIG.yaml"], ["--guided-decoding-backend", "x"], ["--num-scheduler-steps", "8"], ["-x"],
-    ["--no-trust-remote-code"], ["--no-headless"], ["--max-num-seqs"], ["--enable"], ["-tp=2"], ["-tp2"], ["-qfp8"],
-    ["--cudagraph-capture-sizes"], ["--hf-token"], ["--hf-token", "abc"], ["--rope-scaling", "{}"],
-]  # fmt: skip
+    ["--device", "cuda"],
+    ["--swap-space", "4"],
+    ["--disable-log-requests"],
+    ["--no-such-flag"],
+    ["--max-num", "4"],
+    ["--enforce-eager=true"],
+    ["-O3"],
+    ["-O", "2"],
+    ["-O=1"],
+    ["-O0"],
+    ["extra-positional"],
+    ["--"],
+    ["-5"],
+    ["--config=CONFIG.yaml"],
+    ["--guided-decoding-backend", "x"],
+    ["--num-scheduler-steps", "8"],
+    ["-x"],
+    ["--no-trust-remote-code"],
+    ["--no-headless"],
+    ["--max-num-seqs"],
+    ["--enable"],
+    ["-tp=2"],
+    ["-tp2"],
+    ["-qfp8"],
+    ["--cudagraph-capture-sizes"],
+    ["--hf-token"],
+    ["--hf-token", "abc"],
+    ["--rope-scaling", "{}"],
+]
 FILES = [
     "model: MODEL\nmax-model-len: 4096\nenable-chunked-prefill: false\n",
     "max_model_len: 4096\nserved-model-name: [a, b]\nenforce-eager: true\n",
@@ -197,11 +237,10 @@ class Recorder:
     """vLLM's parser, as `vllm serve` builds it."""
 
     def __init__(self, folder: Path) -> None:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
-
+        make_arg_parser = import_module("vllm.entrypoints.launchers.cli_args").make_arg_parser
+        parser_class = import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
         self.folder = folder
-        self.parser = FlexibleArgumentParser(description="vLLM CLI")
+        self.parser = parser_class(description="vLLM CLI")
         subparsers = self.parser.add_subparsers(required=False, dest="subparser")
         self.serve = make_arg_parser(subparsers.add_parser("serve"))
         self.model = folder / "model"
@@ -233,15 +272,14 @@ class Recorder:
         return {**result, **self._config(args)}
 
     def _config(self, args: Any) -> dict[str, Any]:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.usage.usage_lib import UsageContext
-
+        engine_class = import_module("vllm.engine.arg_utils").AsyncEngineArgs
+        usage = import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
         if str(args.model) != str(self.model):
             return {}
         try:
             with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-                engine = AsyncEngineArgs.from_cli_args(args)
-                config = engine.create_engine_config(UsageContext.OPENAI_API_SERVER)
+                engine = engine_class.from_cli_args(args)
+                config = engine.create_engine_config(usage)
         except BaseException as error:
             return {"config_error": self._here(f"{type(error).__name__}: {error}")[:300]}
         values: dict[str, Any] = {}

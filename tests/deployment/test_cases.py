@@ -14,13 +14,26 @@ from headway.deployment.read import read_file
 from tests.shared_data import shared_path
 
 FILES = [
-    "b01_flags.txt", "c12_k8s_args.yaml", "e01_docker_run_mtp_offload.sh", "e03_bash_array_defaults.sh",
-    "e05_export_comment_line.sh", "e07_powershell_crlf.ps1", "e08_compose_folded_defaults.yaml",
-    "e09_compose_plain_scalar.yaml", "e11_kserve_runtime.yaml", "e12b_prodstack_tp_in_extraargs.yaml",
-    "e15_ray_serve_llm.py", "e17_vllm_config.yaml", "e18_systemd_docker.service", "e20_sizes_upper_lower.txt",
-    "e21_python_arg_list.py", "e27_engine_args.json", "e29_positional_params.sh", "e_kimi_linear.sh",
+    "b01_flags.txt",
+    "c12_k8s_args.yaml",
+    "e01_docker_run_mtp_offload.sh",
+    "e03_bash_array_defaults.sh",
+    "e05_export_comment_line.sh",
+    "e07_powershell_crlf.ps1",
+    "e08_compose_folded_defaults.yaml",
+    "e09_compose_plain_scalar.yaml",
+    "e11_kserve_runtime.yaml",
+    "e12b_prodstack_tp_in_extraargs.yaml",
+    "e15_ray_serve_llm.py",
+    "e17_vllm_config.yaml",
+    "e18_systemd_docker.service",
+    "e20_sizes_upper_lower.txt",
+    "e21_python_arg_list.py",
+    "e27_engine_args.json",
+    "e29_positional_params.sh",
+    "e_kimi_linear.sh",
     "e_prodstack_v100.yaml",
-]  # fmt: skip
+]
 
 LINTS: dict[str, dict[str, list[tuple[str, str]]]] = {
     "E01": {"e01": [("slow-combination", "speculative decoding + CPU offload + eager"), ("container-options", "-v")]},
@@ -47,8 +60,13 @@ LINTS: dict[str, dict[str, list[tuple[str, str]]]] = {
         ]
     },
     "E19": {"e18": [("unset-variable", "$VLLM_API_KEY")]},
-    "E21": {"e20": [("size-suffix", "128K is 131072; 128k would be 128000"), ("context-parallel", "of the same 16 GPUs"),
-                    ("size-suffix", "Releases before 0.9.1 refuse a suffix here")]},
+    "E21": {
+        "e20": [
+            ("size-suffix", "128K is 131072; 128k would be 128000"),
+            ("context-parallel", "of the same 16 GPUs"),
+            ("size-suffix", "Releases before 0.9.1 refuse a suffix here"),
+        ]
+    },
     "E22": {"e21": [("size-suffix", "128k is 128000; 128K would be 131072")]},
     "E25": {
         "e_kimi": [
@@ -58,9 +76,15 @@ LINTS: dict[str, dict[str, list[tuple[str, str]]]] = {
         ]
     },
     "E28": {"e27": [("tokens-not-characters", "characters are not tokens")]},
-    "E30": {"e29": [("unresolved", "$1"), ("unresolved", "$2"), ("unresolved", "$3"),
-                    ("max-model-len-typo", "2084 looks like a typo of 2048")]},
-}  # fmt: skip
+    "E30": {
+        "e29": [
+            ("unresolved", "$1"),
+            ("unresolved", "$2"),
+            ("unresolved", "$3"),
+            ("max-model-len-typo", "2084 looks like a typo of 2048"),
+        ]
+    },
+}
 """What a reader must remark on, by case and file: rule, and a part of the message."""
 
 

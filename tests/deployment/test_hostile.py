@@ -70,8 +70,10 @@ HOSTILE = {
     "open.ps1": "vllm serve @(@(@(" + '"' * 10_001,
     "unit.service": "ExecStart=" + "\\\n" * 50_000,
     "ifs.sh": "if " * 5_000 + "vllm serve m",
-    "compose.yaml": "services:\n  v:\n    image: vllm\n    command: m --port ${A:-${B:-${C:-" + "${D:-" * 200 + "}" * 203,
-}  # fmt: skip
+    "compose.yaml": "services:\n  v:\n    image: vllm\n    command: m --port ${A:-${B:-${C:-"
+    + "${D:-" * 200
+    + "}" * 203,
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -79,7 +81,8 @@ def test_hostile_texts_end_in_bounded_time(name: str) -> None:
     """Each is read, or refused with a message; an outside limit of 20 s and 1 GiB would kill the process."""
     program = (
         "import resource, sys\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
         "from headway.deployment.read import read_text\n"
         "from headway.deployment.effective import resolve_effective\n"
         "from headway.deployment.lints import lints_of\n"
@@ -144,11 +147,73 @@ def test_folders_and_missing_files_are_told(tmp_path: Path) -> None:
 
 
 _PIECES = st.sampled_from(
-    ["vllm", "serve", "m", "--port", "8000", "--max-num-seqs", "'", '"', "$", "${A:-", "}", "$(", ")", "`", "\\", "\n", "\\\n",
-     "#", ";", "&&", "|", "<<EOF", "EOF", "(", "=", "A=", "{", "[", "]", ":", "-", "- ", "  ", "&a", "*a", "services:", "command:",
-     "args:", "\t", "\r\n", "image: vllm/x", "LLM(", "model=", ",", "{{.X}}", "@(", "@x", "ExecStart=", "x:\n\t", "non-default args: {",
-     "%", "--speculative-config.a.b", "{\"a\":", "0x", "1e999", "\u2028", "\ue000", "\x0c", "--no-", "docker run", "-e", "if", "fi", "then"]
-)  # fmt: skip
+    [
+        "vllm",
+        "serve",
+        "m",
+        "--port",
+        "8000",
+        "--max-num-seqs",
+        "'",
+        '"',
+        "$",
+        "${A:-",
+        "}",
+        "$(",
+        ")",
+        "`",
+        "\\",
+        "\n",
+        "\\\n",
+        "#",
+        ";",
+        "&&",
+        "|",
+        "<<EOF",
+        "EOF",
+        "(",
+        "=",
+        "A=",
+        "{",
+        "[",
+        "]",
+        ":",
+        "-",
+        "- ",
+        "  ",
+        "&a",
+        "*a",
+        "services:",
+        "command:",
+        "args:",
+        "\t",
+        "\r\n",
+        "image: vllm/x",
+        "LLM(",
+        "model=",
+        ",",
+        "{{.X}}",
+        "@(",
+        "@x",
+        "ExecStart=",
+        "x:\n\t",
+        "non-default args: {",
+        "%",
+        "--speculative-config.a.b",
+        '{"a":',
+        "0x",
+        "1e999",
+        "\u2028",
+        "\ue000",
+        "\x0c",
+        "--no-",
+        "docker run",
+        "-e",
+        "if",
+        "fi",
+        "then",
+    ]
+)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

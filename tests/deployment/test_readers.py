@@ -13,59 +13,8 @@ from headway.errors import InputError
 
 WANTED = {"model": "org/m", "max_model_len": 8192, "max_num_seqs": 64, "tensor_parallel_size": 2}
 
-FORMS = {
-    "serve.sh": "vllm serve org/m --max-model-len 8K --max_num_seqs=64 -tp 2\n",
-    "module.sh": "exec python3 -u -m vllm.entrypoints.openai.api_server --model org/m --max-model-len 8192 \\\n"
-    "  --max-num-seqs 64 --tensor-parallel-size=2 2>&1 | tee log\n",
-    "wrappers.sh": "sudo -u svc env A=1 nohup timeout -k 5 600 numactl -N 0 uv run --with x vllm serve org/m "
-    "--max-model-len 8192 --max-num-seqs 64 -tp 2 > log &\n",
-    "docker.sh": "docker run --rm -it --gpus '\"device=0,1\"' -e X=1 --entrypoint vllm vllm/vllm-openai:v0.32.0 serve org/m "
-    "--max-model-len 8192 --max-num-seqs 64 -tp 2\n",
-    "image.sh": "podman run --device nvidia.com/gpu=all vllm/vllm-openai:v0.9.2 --model org/m --max-model-len 8192 "
-    "--max-num-seqs 64 --tensor-parallel-size 2\n",
-    "nested.sh": "bash -lc 'source /venv/bin/activate && vllm serve org/m --max-model-len 8192 --max-num-seqs 64 -tp 2'\n",
-    "heredoc.sh": "cat > run.sh <<'EOF'\nvllm serve org/m --max-model-len 8192 --max-num-seqs 64 -tp 2\nEOF\n",
-    "array.sh": 'ARGS=(--max-model-len "${LEN:-8192}")\nARGS+=(--max-num-seqs 64)\nvllm serve org/m "${ARGS[@]}" -tp 2\n',
-    "list.yaml": "services:\n  v:\n    image: vllm/vllm-openai\n    command:\n      - --model\n      - org/m\n"
-    "      - --max-model-len\n      - '8192'\n      - --max-num-seqs=64\n      - -tp=2\n",
-    "string.yaml": "services:\n  v:\n    image: vllm/vllm-openai\n    entrypoint: vllm serve\n    command: org/m "
-    "--max-model-len ${LEN:-8192} --max-num-seqs 64 -tp ${TP-2}\n",
-    "folded.yml": "services:\n  v:\n    image: vllm/vllm-openai\n    command: >-\n      org/m\n      --max-model-len 8192\n"
-    "      --max-num-seqs 64\n      --tensor-parallel-size 2\n",
-    "pod.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: vllm\n    image: vllm/v\n"
-    "    env: [{name: TP, value: '2'}]\n    command: [vllm, serve]\n    args: [org/m, --max-model-len, '8192', "
-    "--max-num-seqs, '64', -tp, $(TP)]\n",
-    "deploy.yaml": "apiVersion: apps/v1\nkind: Deployment\nspec:\n  template:\n    spec:\n      containers:\n      - name: c\n"
-    "        image: x\n        command: [/bin/sh, -c]\n        args:\n        - |\n          export TP=2\n"
-    "          vllm serve org/m --max-model-len 8192 \\\n            --max-num-seqs 64 -tp $TP\n",
-    "kserve.yaml": "apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService\nspec:\n  predictor:\n    model:\n"
-    "      modelFormat: {name: vLLM}\n      args: [--model=org/m, --max-model-len=8192, --max-num-seqs=64, "
-    "--tensor-parallel-size=2]\n",
-    "values.yaml": "servingEngineSpec:\n  modelSpec:\n  - name: m\n    repository: vllm/vllm-openai\n    tag: v0.32.0\n"
-    "    modelURL: org/m\n    vllmConfig:\n      tensorParallelSize: 2\n      maxModelLen: 8192\n      maxNumSeqs: 64\n",
-    "llmd.yaml": "modelArtifacts: {uri: 'hf://org/m'}\ndecode:\n  parallelism: {tensor: 2}\n  containers:\n  - name: vllm\n"
-    "    image: ghcr.io/llm-d/llm-d\n    modelCommand: vllmServe\n    args: [--max-model-len, '8192', --max-num-seqs, '64']\n",
-    "ray.yaml": "applications:\n- name: a\n  args:\n    llm_configs:\n    - model_loading_config: {model_id: m, "
-    "model_source: org/m}\n      engine_kwargs: {max_model_len: 8192, max_num_seqs: 64, tensor_parallel_size: 2}\n",
-    "unit.service": "[Service]\nEnvironment=TP=2 'LEN=8192'\nExecStart=\nExecStart=/usr/bin/env vllm serve org/m \\\n"
-    "  # a comment\n  --max-model-len ${LEN} --max-num-seqs 64 -tp $TP\n",
-    "Makefile": "MODEL ?= org/m\nFLAGS = --max-num-seqs 64\nserve:\n\t@vllm serve $(MODEL) \\\n\t  --max-model-len 8192 $(FLAGS) "
-    "-tp 2\n",
-    "start.ps1": "$model = 'org/m'\r\n$extra = @('--max-num-seqs', '64')\r\nvllm serve $model `\r\n  --max-model-len 8192 @extra "
-    '-tp "2"\r\n',
-    "config.yaml": "model: org/m\nmax-model-len: 8192\nmax_num_seqs: 64\ntensor-parallel-size: 2\n",
-    "offline.py": "from vllm import LLM\nTP = 2\nllm = LLM('org/m', max_model_len=8 * 1024, **dict(max_num_seqs=64), "
-    "tensor_parallel_size=TP)\n",
-    "engine.py": "from vllm import AsyncEngineArgs\nargs = AsyncEngineArgs(model='org/m', max_model_len=8192, max_num_seqs=64,\n"
-    "    tensor_parallel_size=2)\n",
-    "popen.py": "import subprocess\nsubprocess.Popen(['vllm', 'serve', 'org/m', '--max-model-len', str(8192),\n"
-    "    '--max-num-seqs', '64', '-tp', f'{2}'])\n",
-    "shell.py": "import os\nos.system('vllm serve org/m --max-model-len 8192 --max-num-seqs 64 -tp 2')\n",
-    "args.json": '{"vllm": {"model": "org/m", "max_model_len": 8192, "max_num_seqs": 64, "tensor_parallel_size": 2}}',
-    "args.toml": '[engine]\nmodel = "org/m"\nmax_model_len = 8192\nmax-num-seqs = 64\ntensor_parallel_size = 2\n',
-    "server.log": "INFO 01-01 00:00:00 [api_server.py:1] vLLM API server version 0.18.0\nINFO 01-01 00:00:00 [utils.py:2] "
-    "non-default args: {'model_tag': 'org/m', 'max_model_len': 8192, 'max_num_seqs': 64, 'tensor_parallel_size': 2}\n",
-}  # fmt: skip
+FORMS = Path(__file__).parent / "forms"
+"""The same deployment written in each form; start.ps1 has Windows line ends."""
 
 
 def _one(text: str, name: str) -> Effective:
@@ -74,11 +23,48 @@ def _one(text: str, name: str) -> Effective:
     return resolve_effective(found[0])
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_every_form_is_read_to_the_same_settings(name: str) -> None:
-    effective = _one(FORMS[name], name)
+PROGRAMS = {
+    "offline": """
+from vllm import LLM
+TP = 2
+llm = LLM('org/m', max_model_len=8 * 1024, **dict(max_num_seqs=64), tensor_parallel_size=TP)
+""",
+    "engine": """
+from vllm import AsyncEngineArgs
+args = AsyncEngineArgs(model='org/m', max_model_len=8192, max_num_seqs=64, tensor_parallel_size=2)
+""",
+    "list": """
+import subprocess
+subprocess.Popen(['vllm', 'serve', 'org/m', '--max-model-len', str(8192), '--max-num-seqs', '64', '-tp', f'{2}'])
+""",
+    "string": """
+import os
+os.system('vllm serve org/m --max-model-len 8192 --max-num-seqs 64 -tp 2')
+""",
+    "environment": """
+import os
+from vllm import LLM
+llm = LLM(model=os.environ.get('MODEL', 'org/m'), max_model_len=int(os.getenv('LEN', '8192')), max_num_seqs=64,
+          tensor_parallel_size=2)
+""",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_are_read_by_their_syntax(name: str) -> None:
+    effective = _one(PROGRAMS[name], f"{name}.py")
     assert {key: effective.value(key) for key in WANTED} == WANTED
-    assert not [problem for problem in effective.problems if problem.kind != "config"]
+    given = [lint.rule for lint in lints_of(effective) if lint.rule == "values-from-defaults"]
+    assert given == (["values-from-defaults"] if name == "environment" else [])
+
+
+@pytest.mark.parametrize("path", sorted(FORMS.iterdir()), ids=lambda path: path.name)
+def test_every_form_is_read_to_the_same_settings(path: Path) -> None:
+    found = read_file(path)
+    assert len(found) == 1
+    effective = resolve_effective(found[0])
+    assert {key: effective.value(key) for key in WANTED} == WANTED
+    assert effective.problems == []
 
 
 def test_an_env_file_beside_a_compose_file_is_used(tmp_path: Path) -> None:
@@ -101,7 +87,7 @@ def test_a_config_file_beside_is_read_and_the_command_line_wins(tmp_path: Path) 
 
 
 def test_a_false_in_a_config_file_counts_for_the_module_from_0_28() -> None:
-    """`python -m …api_server --config` turns false into --no-…; `vllm serve --config` drops it, and so did both before."""
+    """`python -m …api_server --config` turns false into --no-…; `vllm serve --config` drops it, as both did before."""
     invocation = read_text("python -m vllm.entrypoints.openai.api_server --config c.yaml --model m", "a.sh")[0]
     invocation.config_files["c.yaml"] = '{"enable-chunked-prefill": false}'
     new = resolve_effective(invocation, engine_version="0.28.0")
@@ -168,7 +154,7 @@ def test_sampling_of_a_program_is_known() -> None:
 
 @pytest.mark.parametrize("text", ["", "echo hello", "{}", "a: 1", "FROM python:3.11", "<xml/>", "services: {}"])
 def test_files_without_a_start_are_told_apart(text: str) -> None:
-    with pytest.raises(InputError, match="No start of vLLM|Not"):
+    with pytest.raises(InputError, match=r"No start of vLLM|Not"):
         read_text(text, "x")
 
 

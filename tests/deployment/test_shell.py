@@ -20,13 +20,59 @@ B2="$B and ${A}"
 _SHOW = 'show() { for word in "$@"; do printf \'%s\\0\' "$word"; done; }\n'
 
 WORDS = [
-    "plain", "--flag=value", "'single $A'", '"double $A"', "$A", "${A}", "$B", '"$B"', "$EMPTY", '"$EMPTY"', "x$EMPTY",
-    "pre${A}post", '"${LIST[@]}"', "${LIST[1]}", '"${LIST[*]}"', '"${NONE[@]}"', "${EMPTY:-default}", "${EMPTY-unused}",
-    "${A:-unused}", "${A:+yes}", "${EMPTY:+no}", '"${EMPTY:-a b}"', "${EMPTY:-a b}", "${EMPTY:-'a b'}", "$((N * 2 + 1))",
-    "$((N/2))", '\'{"k": 1, "l": [2, 3]}\'', '"{\\"k\\": \\"$A\\"}"', "a\\ b", "\\$A", "$'tab\\tx'", "${P##*/}",
-    "${P%.gguf}", "${P#/models/}", "${A^^}", "${P/models/m}", "{a,b}", "pre{a,b}post", "'{a,b}'", "${A:0:2}", "a#b",
-    '"a\\\nb"', "c\\\nd", "''", '""', "a''b", '"$A"\'$B\'', "$B2", '"${B2}"', "${EMPTY:=}", "--x={1,2}", "${#}x",
-]  # fmt: skip
+    "plain",
+    "--flag=value",
+    "'single $A'",
+    '"double $A"',
+    "$A",
+    "${A}",
+    "$B",
+    '"$B"',
+    "$EMPTY",
+    '"$EMPTY"',
+    "x$EMPTY",
+    "pre${A}post",
+    '"${LIST[@]}"',
+    "${LIST[1]}",
+    '"${LIST[*]}"',
+    '"${NONE[@]}"',
+    "${EMPTY:-default}",
+    "${EMPTY-unused}",
+    "${A:-unused}",
+    "${A:+yes}",
+    "${EMPTY:+no}",
+    '"${EMPTY:-a b}"',
+    "${EMPTY:-a b}",
+    "${EMPTY:-'a b'}",
+    "$((N * 2 + 1))",
+    "$((N/2))",
+    '\'{"k": 1, "l": [2, 3]}\'',
+    '"{\\"k\\": \\"$A\\"}"',
+    "a\\ b",
+    "\\$A",
+    "$'tab\\tx'",
+    "${P##*/}",
+    "${P%.gguf}",
+    "${P#/models/}",
+    "${A^^}",
+    "${P/models/m}",
+    "{a,b}",
+    "pre{a,b}post",
+    "'{a,b}'",
+    "${A:0:2}",
+    "a#b",
+    '"a\\\nb"',
+    "c\\\nd",
+    "''",
+    '""',
+    "a''b",
+    "\"$A\"'$B'",
+    "$B2",
+    '"${B2}"',
+    "${EMPTY:=}",
+    "--x={1,2}",
+    "${#}x",
+]
 
 
 def _bash(script: str) -> list[str]:
@@ -74,8 +120,12 @@ def test_unknown_variables_stay_as_written_and_are_named() -> None:
         "`date`",
     ]
     assert [word.unresolved for word in words if word.unresolved] == [
-        ("$MODEL",), ("${PORT}",), ("$1",), ("$(nproc)",), ("`date`",),
-    ]  # fmt: skip
+        ("$MODEL",),
+        ("${PORT}",),
+        ("$1",),
+        ("$(nproc)",),
+        ("`date`",),
+    ]
 
 
 def test_defaults_are_taken_and_named() -> None:

@@ -92,7 +92,7 @@ _ON_BY_DEFAULT = {
     "async_output": "disable_async_output_proc",
     "hybrid_kv_cache_manager": "disable_hybrid_kv_cache_manager",
 }
-"""Features that a version may leave off by itself: a documented "not supported" counts only where they were asked for."""
+"""Features that a version may leave off by itself: a documented "not supported" counts only if asked for."""
 
 
 def _asked(feature: str, effective: Effective) -> bool:

@@ -51,8 +51,8 @@ class Problem:
 class Parsed:
     """Everything that a list of words says.
 
-    `settings` holds the last value of each; `repeated` the options given twice; `abbreviated` maps a shortened option to
-    the full one; `leftover` are values that belong to nothing.
+    `settings` holds the last value of each; `repeated` the options given twice; `abbreviated` maps a shortened option
+    to the full one; `leftover` are values that belong to nothing.
     """
 
     settings: dict[str, Written] = field(default_factory=dict)

@@ -16,10 +16,10 @@ from headway.catalog.versions import Version
 from headway.deployment.arguments import Written
 from headway.deployment.words import Word
 
-_MTP = frozenset(
-    "mtp deepseek_mtp mimo_mtp glm4_moe_mtp ernie_mtp qwen3_next_mtp qwen3_5_mtp longcat_flash_mtp pangu_ultra_moe_mtp "
-    "exaone_moe_mtp nemotron_h_mtp step3p5_mtp".split()
-)
+_MTP = frozenset((
+    "mtp", "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "qwen3_next_mtp", "qwen3_5_mtp",
+    "longcat_flash_mtp", "pangu_ultra_moe_mtp", "exaone_moe_mtp", "nemotron_h_mtp", "step3p5_mtp",
+))  # fmt: skip
 
 
 @dataclass(slots=True)

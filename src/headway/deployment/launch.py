@@ -34,14 +34,15 @@ _WRAPPERS: dict[str, tuple[str, ...]] = {
     "apptainer": (),
 }
 _RUNNERS = frozenset(("uv", "poetry", "pipenv", "pdm", "conda", "rye", "hatch", "micromamba", "pixi"))
-_RUNNER_VALUES = frozenset(
-    "-n --name -p --prefix --python --with --extra --directory --project --env-file --group --index-url".split()
-)
-_DOCKER_SWITCHES = frozenset(
-    "-d --detach -i --interactive -t --tty -it -ti -id -di -itd -dit -tid -P --publish-all --rm --init --privileged "
-    "--read-only --no-healthcheck --oom-kill-disable --sig-proxy --disable-content-trust -q --quiet --use-api-socket "
-    "--replace --tls-verify".split()
-)
+_RUNNER_VALUES = frozenset((
+    "-n", "--name", "-p", "--prefix", "--python", "--with", "--extra", "--directory", "--project", "--env-file",
+    "--group", "--index-url",
+))  # fmt: skip
+_DOCKER_SWITCHES = frozenset((
+    "-d", "--detach", "-i", "--interactive", "-t", "--tty", "-it", "-ti", "-id", "-di", "-itd", "-dit", "-tid", "-P",
+    "--publish-all", "--rm", "--init", "--privileged", "--read-only", "--no-healthcheck", "--oom-kill-disable",
+    "--sig-proxy", "--disable-content-trust", "-q", "--quiet", "--use-api-socket", "--replace", "--tls-verify",
+))  # fmt: skip
 _MODULE = re.compile(r"vllm(\.\w+)*\.(api_server|entry)$|vllm\.entrypoints\.cli\.main$|vllm$")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*(\.exe)?$")
 

@@ -203,8 +203,8 @@ def _context_parallel(effective: Effective) -> Iterator[Lint]:
     else:
         message = (
             f"decode_context_parallel_size {dcp} with tensor_parallel_size {tp}: the KV cache of a sequence is spread "
-            f"over {dcp} of the same {tp} GPUs; no further GPUs are used. It needs {dcp} copies of each KV head (MLA, or "
-            "fewer KV heads than GPUs)."
+            f"over {dcp} of the same {tp} GPUs; no further GPUs are used. It needs {dcp} copies of each KV head (MLA, "
+            "or fewer KV heads than GPUs)."
         )
         yield _lint(
             "context-parallel", "note", message, effective, "decode_context_parallel_size", "tensor_parallel_size"

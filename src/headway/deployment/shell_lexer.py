@@ -13,7 +13,10 @@ from headway.errors import InputError
 
 MAX_DEPTH = 24
 MAX_PIECES = 200_000
-_OPERATORS = (";;& <<< &>> <<- ;; ;& && || |& << >> <& >& <> >| &> ; & | < > ( )").split()
+_OPERATORS = (
+    ";;&", "<<<", "&>>", "<<-", ";;", ";&", "&&", "||", "|&", "<<", ">>", "<&", ">&", "<>", ">|", "&>", ";", "&",
+    "|", "<", ">", "(", ")",
+)  # fmt: skip
 _REDIRECTS = frozenset(("<", ">", ">>", "<&", ">&", "<>", ">|", "&>", "&>>", "<<<", "<<", "<<-"))
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SPECIAL = frozenset("@*#?$!-0123456789")

@@ -1,0 +1,3 @@
+cat > run.sh <<'EOF'
+vllm serve org/m --max-model-len 8192 --max-num-seqs 64 -tp 2
+EOF

@@ -7,7 +7,7 @@ import pytest
 from headway.config import CacheConfig
 from headway.core.blocks import Block, BlockPool, FreeQueue
 from headway.core.kv_cache import KVCacheManager
-from headway.core.profiles import profile_for
+from headway.core.profiles import EngineCrashError, profile_for
 from headway.core.request import Request, TokenContent
 from headway.core.sampling import SamplingParams
 from tests.conformance.stepper import Stepper, shares
@@ -287,6 +287,20 @@ def test_the_later_of_the_returned_blocks_is_evicted_first() -> None:
     assert r.block_ids == [1, 2, 3, 4, 5, 6]
     kv.extend(r, 1)
     assert free_ids(kv)[-4:] == [4, 3, 2, 1]
+
+
+def test_a_window_within_a_block_kills_early_releases() -> None:
+    """Window 8, block size 8: until 0.10.1 a block's hash is made from the block before, which has left already."""
+    for version, dies in (("0.10.0", True), ("0.10.2", False)):
+        kv = manager(20, 8, version=version, sliding_window=8)
+        r = request("0", [*range(8)], 8)
+        admit(kv, r)
+        assert append(kv, r, 7) == 1
+        if dies:
+            with pytest.raises(EngineCrashError):
+                append(kv, r, 1)
+        else:
+            assert append(kv, r, 1) == 0
 
 
 def test_free_hit_blocks_count_as_needed() -> None:

@@ -99,6 +99,17 @@ def test_unchunked_prompt_that_does_not_fit(version: str, chunked: bool, expecte
     assert stepper.step() == expected
 
 
+def test_requests_passed_over_return_in_reverse() -> None:
+    """Chunked prefill off, 0.11.2: what did not fit the budget is looked at again with the last one first."""
+    stepper = Stepper(
+        engine_version="0.11.2", max_num_batched_tokens=48, max_model_len=48, enable_chunked_prefill=False
+    )
+    for name, length in zip("abc", (40, 20, 30), strict=True):
+        stepper.add(name, length)
+    assert stepper.step() == {"a": 40}
+    assert stepper.waiting == ["c", "b"]
+
+
 @pytest.mark.parametrize(
     ("sampling", "tokens", "kept", "reason", "stop_reason"),
     [

@@ -75,3 +75,9 @@ def test_documentation_and_code_are_kept_apart() -> None:
     answer = query(["spec_decode", "lora"], "0.18.0")
     assert answer.verdict == "ok" and answer.rows[0].basis == "code"
     assert [row.verdict for row in answer.documented] == ["unsupported"]
+
+
+@pytest.mark.parametrize(("prompt", "hits"), [(3784, 0), (7542, 4288), (11292, 8576), (15019, 12864), (18770, 15008)])
+def test_speculation_costs_one_more_block_of_a_hybrid_cache(prompt: int, hits: int) -> None:
+    """Hits that a user measured on a hybrid model with blocks of 2144 tokens."""
+    assert largest_hit_ratio(prompt, 2144, speculative=True) * prompt == pytest.approx(hits)

@@ -30,7 +30,7 @@ def _judge(command: str, version: str, gpu: str | None = None) -> Judgement:
         ("-tp 8 -pp 2 --num-speculative-tokens 1", "0.7.3", "rejected", "PP>1"),
         (f"-pp 4 {_MTP}", "0.26.1rc1.dev693", "rejected", "SupportsPP"),
         (f"-pp 2 {_MTP}", "0.25.0", "runtime_crash", "one token a request"),
-        (f"-pp 2 {_MTP} --no-async-scheduling", "0.25.0", "ok", ""),
+        (f"-pp 2 {_MTP} --no-async-scheduling", "0.25.0", "wrong_output", "stages disagree"),
         (
             "--no-enable-chunked-prefill --max-num-batched-tokens 65536 --max-model-len 4096",
             "0.9.2",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.executors.torch.native.build import KernelsUnavailableError, build
+from headway.executors.torch.native.compilation import KernelsUnavailableError, build
 
 _ABI = 1
 COLUMNS = 32

@@ -1,0 +1,82 @@
+"""Single kernels: exact where they compute in integers, and the same bits from every version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.executors.torch.native import KernelEngine
+from headway.executors.torch.native.library import MatrixStruct
+from tests.torch_executor.native.support import GROUP, fake_quantize, isas_here
+
+
+@pytest.fixture(params=isas_here())
+def engine(request: pytest.FixtureRequest) -> Iterator[KernelEngine]:
+    """An engine on each instruction set."""
+    made = KernelEngine(2, request.param)
+    yield made
+    made.close()
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _multiply(engine: KernelEngine, rows: Tensor, weight: Tensor) -> Tensor:
+    packed = engine.pack(weight)
+    return engine.multiply(rows, MatrixStruct(packed.data_ptr(), None, -(-len(weight) // 32), weight.shape[1] // GROUP))
+
+
+def test_quantisation_is_to_the_nearest_byte(engine: KernelEngine) -> None:
+    """Bytes, scales and sums; a group of zeros has scale 0."""
+    rows = _random(5, 96)
+    rows[2, 32:64] = 0
+    values, scales, sums = engine.quantize(rows)
+    groups = rows.view(5, 3, GROUP)
+    torch.testing.assert_close(scales, groups.abs().amax(-1) / 127, rtol=1e-6, atol=0)
+    wide = values.view(5, 3, GROUP)
+    assert wide.abs().max() == 127
+    assert torch.equal(sums, wide.sum(-1, dtype=torch.int32))
+    error = (wide * scales[..., None] - groups).abs()
+    assert (error <= scales[..., None] * 0.5001).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 6, 7, 13, 64])
+def test_product_is_that_of_quantised_matrices(engine: KernelEngine, num_rows: int) -> None:
+    """Every height of tile, and a number of outputs that fills no panel."""
+    rows, weight = _random(num_rows, 160), _random(77, 160, seed=1)
+    products = _multiply(engine, rows, weight)
+    expected = fake_quantize(rows).double() @ fake_quantize(weight).double().T
+    torch.testing.assert_close(products[:, :77].double(), expected, rtol=1e-5, atol=1e-4)
+    assert not products[:, 77:].any(), "outputs that do not exist"
+
+
+def test_large_products_do_not_saturate(engine: KernelEngine) -> None:
+    """All bytes at their limits, of equal and of opposite sign."""
+    for sign in (1.0, -1.0):
+        products = _multiply(engine, torch.full((3, 64), 2.0), torch.full((32, 64), 3.0 * sign))
+        torch.testing.assert_close(products, torch.full((3, 32), 384.0 * sign), rtol=1e-5, atol=0)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(engine: KernelEngine) -> None:
+    """To the bit, in any position of a batch of any size."""
+    rows, weight = _random(40, 96), _random(64, 96, seed=1)
+    everything = _multiply(engine, rows, weight)
+    for index in (0, 5, 6, 39):
+        assert torch.equal(_multiply(engine, rows[index : index + 1].clone(), weight)[0], everything[index])
+    rows[1:] *= 1000
+    assert torch.equal(_multiply(engine, rows, weight)[0], everything[0])
+
+
+def test_versions_give_the_same_bits() -> None:
+    """AVX-512, AVX2 and portable, as far as this machine has them."""
+    rows, weight = _random(20, 1536) * 5, _random(576, 1536, seed=1)
+    results = []
+    for isa in isas_here():
+        engine = KernelEngine(1, isa)
+        results.append(_multiply(engine, rows, weight))
+        engine.close()
+    assert all(torch.equal(result, results[0]) for result in results)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from headway.catalog.flags import flags_of
+from headway.compat import judge
 from headway.deployment.effective import Effective, resolve_effective
 from headway.deployment.invocation import Invocation
 from headway.deployment.words import words
@@ -84,3 +85,36 @@ def test_effective_values_equal_those_of_the_config_classes(golden: dict[str, An
     if effective.settings["max_model_len"].written == -1:
         theirs.pop("max_model_len")
     assert {name: effective.value(name) for name in theirs} == theirs
+
+
+def test_nothing_that_the_config_classes_accept_is_called_rejected(model: str) -> None:
+    """No false alarm among the recorded command lines that vLLM takes."""
+    wrong = [
+        (golden["argv"], judgement.findings[0].message)
+        for golden in GOLDENS
+        if "config" in golden and (judgement := judge(_effective(golden, model))).verdict in _STOPS
+    ]
+    assert wrong == []
+
+
+_STOPS = ("unknown_flag", "rejected", "runtime_crash", "wrong_output")
+
+
+def test_what_the_config_classes_refuse_is_called_rejected(model: str) -> None:
+    """Refusals that depend on flags, model and platform; those for want of files or of a tokenizer are left out."""
+    found = 0
+    for golden in GOLDENS:
+        if any(part in golden.get("config_error", "") for part in _FROM_FLAGS):
+            found += 1
+            assert judge(_effective(golden, model)).verdict == "rejected", golden["config_error"]
+    assert found >= 60
+
+
+_FROM_FLAGS = (
+    "Sleep mode is not supported",
+    "Number of experts",
+    "num_speculative_tokens was provided but without",
+    "num_speculative_tokens must be provided",
+    "is smaller than max_model_len",
+    "is greater than the derived max_model_len",
+)

@@ -17,6 +17,8 @@ from headway.deployment.read import decode, read_file, read_text
 from headway.errors import HeadwayError, InputError
 
 _NAMES = [
+    "x.bat",
+    "Dockerfile",
     "x.sh",
     "x.yaml",
     "x.json",

@@ -148,7 +148,8 @@ def _print(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], 
         for lint in lints[index]:
             color = {"error": "red", "warning": "yellow", "note": "dim"}[lint.level]
             where = f"{path}:{lint.line}" if lint.line else str(path)
-            console.print(f"[{color}]{lint.level}[/] {escape(where)}: {escape(lint.message)} [dim]({lint.rule})[/]")
+            text = f"[{color}]{lint.level}[/] {escape(where)}: {escape(lint.message)} [dim]({lint.rule})[/]"
+            console.print(text, soft_wrap=True)
         if not quiet:
             console.print()
 

@@ -239,6 +239,10 @@ class _Run:
         return _Option(flag, spelling, negated, explicit)
 
     def _positional(self, word: Word) -> None:
+        is_rest = word.text in ("$@", "$*", "${@}", "${*}")
+        if is_rest or (self._model_seen and word.is_open):
+            self._parsed.leftover.append(word)
+            return
         if self._model_seen or not word.text:
             if word.text:
                 self._parsed.leftover.append(word)

@@ -51,6 +51,8 @@ def _read(container: Mapping[Any, Any], parents: tuple[Any, ...]) -> Invocation 
     found.line = found.line or line_of((container.get("args") or [""])[0])
     if found.image is None and isinstance(image, str):
         found.image = image
+    if found.image is None and isinstance(container.get("repository"), str):
+        found.image = f"{container['repository']}:{text_of(container.get('tag') or 'latest')}"
     _gpus(container, found)
     _model(container, parents, found)
     return found

@@ -157,7 +157,8 @@ def _after_marker(words: list[Word], environment: dict[str, Word], source: str, 
     """Commands that start another after `--`, or from the first word that can start vLLM."""
     for index, word in enumerate(words[1:], start=1):
         if word.text == "--":
-            return _find(words[index + 1 :], environment, source, False, depth + 1)
+            is_image = _basename(words[0].text) == "kubectl"
+            return _find(words[index + 1 :], environment, source, is_image, depth + 1)
         name = _basename(word.text)
         if name == "vllm" or _PYTHON.fullmatch(name):
             return _find(words[index:], environment, source, False, depth + 1)

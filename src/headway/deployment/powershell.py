@@ -1,4 +1,7 @@
-"""Reads PowerShell scripts: backtick continuation, both quotes, `$name` and `$env:NAME`, arrays and splatting."""
+"""Reads PowerShell scripts: backtick continuation, both quotes, `$name` and `$env:NAME`, arrays and splatting.
+
+A backslash before a double quote inside quotes is taken away, as programs started by PowerShell up to 7.2 see it.
+"""
 
 from __future__ import annotations
 
@@ -69,11 +72,11 @@ class _Reader:
 
     def _expand(self, kind: str, text: str, line: int) -> list[Word]:
         if kind == "single":
-            return [Word(text[1:-1].replace("''", "'"), line=line)]
+            return [Word(text[1:-1].replace("''", "'").replace('\\"', '"'), line=line)]
         name = re.fullmatch(r"\$(\w+)", text)
         if kind == "bare" and name and len(known := self._variables.get(name.group(1).lower(), [])) != 0:
             return list(known)
-        raw = text[1:-1].replace('""', '"') if kind == "double" else text
+        raw = text[1:-1].replace('""', '"').replace('\\`"', '"') if kind == "double" else text
         unresolved: list[str] = []
 
         def replace(found: re.Match[str]) -> str:

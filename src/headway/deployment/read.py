@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.catalog.flags import all_flags
+from headway.deployment.batch import read_batch
 from headway.deployment.compose import read_compose, read_env_file
+from headway.deployment.dockerfile import read_dockerfile
 from headway.deployment.helm import is_production_stack, looks_like_engine_args, read_values
 from headway.deployment.invocation import Invocation, Lint
 from headway.deployment.kubernetes import read_containers
@@ -55,7 +58,8 @@ def read_text(
         raise InputError(
             f"No start of vLLM was found in {name or 'the text'}.",
             hint="Understood: shell, docker, compose, Kubernetes, KServe, Helm values, Ray Serve, systemd, Makefile, "
-            "PowerShell, Python, vLLM's config YAML, JSON or TOML of engine arguments, and vLLM's logs and metrics.",
+            "Dockerfile, PowerShell, batch files, Python, vLLM's config YAML, JSON or TOML of engine arguments, and "
+            "vLLM's logs and metrics.",
         )
     if folder is not None:
         for invocation in found:
@@ -132,6 +136,10 @@ def _read(text: str, name: str, variables: Mapping[str, str]) -> list[Invocation
         return read_python(text)
     if suffix in (".ps1", ".psm1"):
         return read_powershell(text)
+    if path.name.startswith(("dockerfile", "containerfile")) or suffix == ".dockerfile":
+        return read_dockerfile(text)
+    if suffix in (".bat", ".cmd"):
+        return read_batch(text)
     if suffix in (".service", ".container"):
         return read_unit(text)
     if suffix in (".log", ".prom"):
@@ -172,7 +180,7 @@ def _yaml(text: str, name: str, variables: Mapping[str, str]) -> list[Invocation
     return found
 
 
-def _document(document: Any, name: str, variables: Mapping[str, str]) -> list[Invocation]:
+def _document(document: Any, name: str, variables: Mapping[str, str], depth: int = 0) -> list[Invocation]:
     if isinstance(document, list):
         return (
             read_containers({"args": document})
@@ -191,7 +199,20 @@ def _document(document: Any, name: str, variables: Mapping[str, str]) -> list[In
         return found
     if looks_like_engine_args(document):
         return [config_file(document, name or "config.yaml")]
-    return [invocation for value in document.values() for invocation in _document(value, name, variables)]
+    nested = [found for value in document.values() for found in _document(value, name, variables, depth + 1)]
+    return nested or _embedded(document, depth)
+
+
+def _embedded(document: Mapping[Any, Any], depth: int) -> list[Invocation]:
+    """Scripts and YAML kept as strings: the data of a ConfigMap, the serveConfigV2 of a RayService."""
+    found: list[Invocation] = []
+    for key, value in document.items():
+        if isinstance(value, str) and re.search(r"vllm|engine_kwargs", value) and "\n" in value and depth < 3:
+            is_named = "." in str(key)
+            is_yaml = re.match(r"\s*(---|#|[\w.-]+:(\s|$))", value) is not None
+            with contextlib.suppress(InputError):
+                found += _read(str(value), str(key) if is_named else ("x.yaml" if is_yaml else "x.sh"), {})
+    return found
 
 
 def _json(text: str) -> list[Invocation]:

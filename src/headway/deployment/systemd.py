@@ -1,4 +1,7 @@
-"""Reads systemd units: the last `ExecStart=`, with `Environment=` and the unit's own continuation rules."""
+"""Reads systemd units: the last `ExecStart=`, with `Environment=` and the unit's own continuation rules.
+
+Podman's quadlets are read by `Image=` and `Exec=`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ def read_unit(text: str) -> list[Invocation]:
     """The vLLM start of a unit. An empty assignment clears the list before it, as systemd has it."""
     environment: dict[str, Word] = {}
     starts: list[tuple[str, int]] = []
+    image = "unknown"
     files: list[str] = []
     for key, value, line in _assignments(text):
         if key == "Environment":
@@ -28,6 +32,10 @@ def read_unit(text: str) -> list[Invocation]:
             files.append(value.lstrip("-"))
         elif key == "ExecStart":
             starts = [*starts, (value, line)] if value else []
+        elif key == "Image":
+            image = value
+        elif key == "Exec":
+            starts = [(f"podman run {image} {value}", line)]
     found: list[Invocation] = []
     for value, line in starts:
         invocation = _start(value, line, environment, files)

@@ -117,3 +117,11 @@ def test_the_matrix_marks_where_code_and_documentation_part() -> None:
     assert [cell.symbol for cell in (matrix.cell("spec_decode", "chunked_prefill"),) if cell] == ["y"]
     assert [cell.symbol for cell in (matrix.cell("lora", "spec_decode"),) if cell] == ["y*"]
     assert [cell.symbol for cell in (matrix.cell("encoder_decoder", "prefix_caching"),) if cell] == ["N"]
+
+
+@pytest.mark.parametrize(("length", "part"), [(1024, "can ever hit"), (8192, "prompts below that never hit")])
+def test_prefix_caching_of_a_hybrid_model_says_how_large_its_blocks_are(length: int, part: str) -> None:
+    command = f"vllm serve Qwen/Qwen3.5-35B-A3B --enable-prefix-caching --max-model-len {length}"
+    judgement = _judge(command, "0.19.1", "h100")
+    found = next(finding for finding in judgement.findings if finding.verdict == "silent_noop")
+    assert part in found.message and "a block is planned to hold" in found.message

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headway.catalog.compatibility import WORST_FIRST, Row, Verdict, compat_data, worst
+from headway.compat.sizing import planned_block_size
 from headway.deployment.arguments import Problem
 from headway.deployment.effective import Effective
 from headway.deployment.facts import row_holds
@@ -122,6 +123,17 @@ def _from_problem(problem: Problem, effective: Effective) -> Finding:
     )
 
 
+def _measured(row: Row, effective: Effective) -> str:
+    """For prefix caching of a hybrid model: the block size that the planner finds, and what it means here."""
+    if "hybrid_model" not in row.features or (block_size := planned_block_size(effective)) is None:
+        return ""
+    text = f" Here a block is planned to hold {block_size} tokens"
+    length = effective.value("max_model_len")
+    if isinstance(length, int) and length <= block_size:
+        return f"{text}: no prompt within max_model_len {length} can ever hit."
+    return f"{text}: prompts below that never hit."
+
+
 def _from_row(row: Row, effective: Effective) -> Finding:
     names = [*row.settings, *row.sets]
     line = next((effective.settings[name].line for name in names if name in effective.settings), 0)
@@ -131,7 +143,7 @@ def _from_row(row: Row, effective: Effective) -> Finding:
         verdict="fallback" if quiet else row.verdict,
         features=row.features or row.settings or (row.platform,),
         versions=row.versions,
-        message=row.message,
+        message=row.message + _measured(row, effective),
         source=row.source,
         basis=row.basis,
         at=row.at,

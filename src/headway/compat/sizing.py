@@ -64,6 +64,16 @@ def size(effective: Effective, accelerator: Accelerator | None, model: ModelArch
     )
 
 
+def planned_block_size(effective: Effective) -> int | None:
+    """Tokens in a KV block of the deployment's model; None where model or GPU is not known or nothing can be planned."""
+    if effective.model is None or effective.accelerator is None:
+        return None
+    try:
+        return _plan(effective, effective.accelerator, effective.model).block_size
+    except ConfigError:
+        return None
+
+
 def _plan(effective: Effective, accelerator: Accelerator, model: ModelArchitecture) -> Plan:
     deployment = Deployment(model, accelerator, engine_version=effective.version_text)
     return make_plan(replace(deployment, **plan_flags(effective)))

@@ -306,6 +306,7 @@ def _derived(result: Effective, device: str | None) -> dict[str, Any]:
         "model_runner": {"1": "V2", "0": "V1"}.get(runner or "", default_runner),
         "cudagraph_mode": compilation.get("cudagraph_mode", UNKNOWN) if isinstance(compilation, Mapping) else UNKNOWN,
         "kv_connector": transfer.get("kv_connector") if isinstance(transfer, Mapping) else None,
+        "is_pooling": _is_pooling(values),
         **model_facts(result.model),
         **speculation_facts(values, result.version),
         **environment_facts(environment),
@@ -317,6 +318,13 @@ def _derived(result: Effective, device: str | None) -> dict[str, Any]:
     if result.parsed.settings.get("speculative_config") and result.parsed.settings["speculative_config"].unresolved:
         derived |= {"speculative_config": UNKNOWN, "spec_method": UNKNOWN}
     return derived
+
+
+def _is_pooling(values: Mapping[str, Any]) -> Any:
+    """A pooling model is asked for by `--runner pooling`, or by `--task` in releases that have it."""
+    if values.get("runner") == "pooling" or values.get("task") in ("embed", "embedding", "score", "classify", "reward"):
+        return True
+    return False if values.get("runner") == "generate" or values.get("task") == "generate" else UNKNOWN
 
 
 _SAMPLING = ("logprobs", "prompt_logprobs", "best_of", "use_beam_search", "logits_processors", "structured_outputs",

@@ -136,6 +136,8 @@ def model_facts(model: ModelArchitecture | None) -> dict[str, Any]:
     attention = [mixer for mixer in mixers if isinstance(mixer, Attention)]
     return {
         "is_moe": model.is_moe,
+        "is_multimodal": model.vision_params != 0,
+        "is_encoder_decoder": False,
         "is_mla": any(isinstance(mixer, LatentAttention) for mixer in mixers),
         "has_states": states,
         "is_hybrid": states and any(not isinstance(mixer, StateSpace) for mixer in mixers if mixer is not None),

@@ -65,7 +65,7 @@ def size(effective: Effective, accelerator: Accelerator | None, model: ModelArch
 
 
 def planned_block_size(effective: Effective) -> int | None:
-    """Tokens in a KV block of the deployment's model; None where model or GPU is not known or nothing can be planned."""
+    """Tokens in a KV block of the deployment's model; None where model or GPU is not known, or it cannot be planned."""
     if effective.model is None or effective.accelerator is None:
         return None
     try:

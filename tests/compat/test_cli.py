@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
+from headway.catalog.compatibility import VERDICTS
 from headway.cli import cli
 
 _FINE = "vllm serve org/model --max-num-seqs 64\n"
@@ -132,3 +136,19 @@ def test_compat_compares_versions_and_simulates_both_sides(start: Path) -> None:
 @pytest.mark.parametrize("args", [["compat"], ["compat", "x", "--from", "0.18.0"], ["config"]])
 def test_wrong_use_is_told(args: list[str]) -> None:
     assert CliRunner().invoke(cli, args).exit_code == 2
+
+
+def test_pre_commit_hooks_run_commands_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    for hook in yaml.safe_load((root / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")):
+        program, command, *options = hook["entry"].split()
+        shown = CliRunner().invoke(cli, [command, "--help"]).output
+        assert program == "headway" and all(option in shown for option in options)
+        assert re.search(hook["files"], "deploy/docker-compose.yml") and not re.search(hook["files"], "src/main.rs")
+
+
+def test_the_documented_format_names_every_verdict_and_field() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "compat-data.md").read_text(encoding="utf-8")
+    text = resources.files("headway.catalog").joinpath("vllm_compat.json").read_text(encoding="utf-8")
+    fields = {name for row in json.loads(text)["rows"] for name in row}
+    assert all(f"`{name}`" in page for name in (*VERDICTS, *fields))

@@ -6,6 +6,7 @@ values are all concrete, and says for each value it chose why.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,8 @@ class SchedulerConfig:
     async_scheduling: bool = False
     num_lookahead_tokens: int = 0
     num_speculative_tokens: int = 0
+    num_draft_slots: int = 0
+    """Input rows beyond its tokens that a parallel drafter needs for each scheduled request."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -75,6 +78,8 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     sliding_window: int | None = None
+    drops_last_hit_block: bool = False
+    """Drafters of the EAGLE and MTP kind read hidden states, so the last block of a prefix hit is computed again."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -129,9 +134,21 @@ class EngineOptions:
     quantization: str | None = option(
         None, "int8 computes with bytes and a scale for every 32 of them, on the CPU; default: exact."
     )
-    kv_cache_dtype: str = option("auto", "Number format of the KV cache: float32, or with int8 also float16, its default.")
+    kv_cache_dtype: str = option(
+        "auto", "Number format of the KV cache: float32, or with int8 also float16, its default."
+    )
     device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = option(None, "Threads of one CPU step; default: all cores.")
+    tpot_target_ms: float = option(
+        200.0,
+        "The longest gap between tokens to aim for; the token budget follows from it unless it is given.",
+        unit="ms",
+    )
+    speculative_config: str | None = option(
+        None,
+        'Speculative decoding as vLLM takes it: {"method": "ngram", "num_speculative_tokens": 4, '
+        '"prompt_lookup_max": 4, "prompt_lookup_min": 2}.',
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +161,61 @@ class ServerOptions:
     served_model_name: str | None = option(None, "Name that clients use; default: the model's own.")
     max_queue: int = option(2048, "Refuse with 429 when this many requests wait.", unit="requests")
     sse_keep_alive_s: float = option(15.0, "Send a comment on an idle stream this often.", unit="seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """How long a step takes on this machine: fixed_s, and per_token_s for each of its rows."""
+
+    fixed_s: float
+    per_token_s: float
+
+    def of(self, num_tokens: int) -> float:
+        """Seconds of a step with so many rows, attention to long contexts apart."""
+        return self.fixed_s + self.per_token_s * num_tokens
+
+    def tokens_within(self, seconds: float) -> int:
+        """Rows of the longest step that takes no longer."""
+        return max(0, int((seconds - self.fixed_s) / self.per_token_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Drafts looked up in the request's own tokens: what followed the last occurrence of its last few tokens."""
+
+    num_speculative_tokens: int
+    prompt_lookup_max: int
+    prompt_lookup_min: int
+
+
+_LOOKUP_DEFAULTS = {"num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+
+
+def parse_speculation(text: str) -> Speculation:
+    """Read a speculative config in vLLM's JSON.
+
+    Raises:
+        ConfigError: not JSON, another method than ngram, an unknown key, or numbers that make no sense.
+    """
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"The speculative config is not JSON: {error}.", hint='As in {"method": "ngram"}.') from None
+    if not isinstance(given, dict) or given.get("method") != "ngram":
+        raise ConfigError("The real engine speculates with the method ngram alone.", hint='Use {"method": "ngram"}.')
+    values = {**_LOOKUP_DEFAULTS, **{name: value for name, value in given.items() if name != "method"}}
+    unknown = set(values) - set(_LOOKUP_DEFAULTS)
+    if unknown:
+        raise ConfigError(
+            f"The speculative config has no {sorted(unknown)[0]!r}.", hint=f"Known: {', '.join(_LOOKUP_DEFAULTS)}."
+        )
+    if "prompt_lookup_min" not in given:
+        values["prompt_lookup_min"] = min(values["prompt_lookup_min"], values["prompt_lookup_max"])
+    if not all(type(value) is int and value >= 1 for value in values.values()):
+        raise ConfigError("All numbers of the speculative config must be whole and at least 1.")
+    if values["prompt_lookup_min"] > values["prompt_lookup_max"]:
+        raise ConfigError("prompt_lookup_min is above prompt_lookup_max.")
+    return Speculation(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +236,28 @@ class EngineConfig:
     cache: CacheConfig
     engine_version: str
     reasons: Mapping[str, str]
+    speculation: Speculation | None = None
 
 
 _DEFAULT_MAX_NUM_SEQS = 64
 _DEFAULT_MAX_NUM_BATCHED_TOKENS = 256
-"""On a CPU a step's time grows with its tokens from the start; vLLM's 2048 would stall every decode for seconds."""
+"""Where no step has been timed. On a CPU a step's time grows with its tokens from the start; vLLM's 2048 would stall
+every decode for seconds."""
+_BUDGET_MULTIPLE = 32
+_MOST_NUM_BATCHED_TOKENS = 2048
 
 
-def resolve(options: EngineOptions, model: ModelFacts, free_memory_bytes: int | None = None) -> EngineConfig:
+def resolve(
+    options: EngineOptions,
+    model: ModelFacts,
+    free_memory_bytes: int | None = None,
+    step_time: StepTime | None = None,
+) -> EngineConfig:
     """Turn options into a config with concrete values.
 
     Args:
         free_memory_bytes: memory that the pool may share; needed unless num_blocks or kv_cache_memory is given.
+        step_time: measured on this machine; the token budget follows from it unless it is given.
 
     Raises:
         ConfigError: values that cannot work together, with the numbers.
@@ -197,14 +279,20 @@ def resolve(options: EngineOptions, model: ModelFacts, free_memory_bytes: int | 
     max_num_seqs = options.max_num_seqs or _DEFAULT_MAX_NUM_SEQS
     if options.max_num_seqs is None:
         reasons["max_num_seqs"] = "default on a CPU"
-    budget = options.max_num_batched_tokens or max(_DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
-    if options.max_num_batched_tokens is None:
-        reasons["max_num_batched_tokens"] = "default on a CPU: short steps keep inter-token gaps short"
+    budget = options.max_num_batched_tokens
+    if budget is None:
+        budget, reasons["max_num_batched_tokens"] = _token_budget(options.tpot_target_ms, max_num_seqs, step_time)
     if budget < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): not every running request "
             "could decode in one step.",
             hint="Raise the former or lower the latter.",
+        )
+    speculation = parse_speculation(options.speculative_config) if options.speculative_config is not None else None
+    if speculation is not None and options.async_scheduling:
+        raise ConfigError(
+            "Drafts by ngram are made from the tokens of the step before, which asynchronous scheduling does not wait for.",
+            hint="Leave out --async-scheduling or --speculative-config.",
         )
     scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -216,6 +304,7 @@ def resolve(options: EngineOptions, model: ModelFacts, free_memory_bytes: int | 
         max_num_active_seqs=options.max_num_active_seqs,
         scheduler_reserve_full_isl=options.scheduler_reserve_full_isl,
         async_scheduling=options.async_scheduling,
+        num_speculative_tokens=speculation.num_speculative_tokens if speculation is not None else 0,
     )
     cache = CacheConfig(
         num_blocks=num_blocks,
@@ -224,7 +313,18 @@ def resolve(options: EngineOptions, model: ModelFacts, free_memory_bytes: int | 
         watermark=options.watermark,
         sliding_window=model.sliding_window,
     )
-    return EngineConfig(options.policy, scheduler, cache, options.engine_version, reasons)
+    return EngineConfig(options.policy, scheduler, cache, options.engine_version, reasons, speculation)
+
+
+def _token_budget(target_ms: float, max_num_seqs: int, step_time: StepTime | None) -> tuple[int, str]:
+    """The longest step that keeps to the target, in whole thirty-twos, and the reason for it."""
+    if step_time is None:
+        reason = "default on a CPU: short steps keep inter-token gaps short"
+        return max(_DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs), reason
+    fitting = step_time.tokens_within(target_ms / 1e3) // _BUDGET_MULTIPLE * _BUDGET_MULTIPLE
+    budget = max(_BUDGET_MULTIPLE, max_num_seqs, min(fitting, _MOST_NUM_BATCHED_TOKENS))
+    took = f"measured here: {step_time.of(budget) * 1e3:.0f} ms, for a target of {target_ms:g} ms between tokens"
+    return budget, took if fitting <= budget else f"{took}; no more than {_MOST_NUM_BATCHED_TOKENS}"
 
 
 def _num_blocks(options: EngineOptions, model: ModelFacts, free_memory_bytes: int | None) -> tuple[int, str]:

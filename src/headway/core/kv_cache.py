@@ -67,9 +67,11 @@ class KVCacheManager:
         self._max_model_len = max_model_len
         self._window = config.sliding_window if profile.matches_sliding_window else None
         self._caching = config.enable_prefix_caching
+        self._drops_last_hit_block = config.drops_last_hit_block
         self._num_watermark_blocks = int(config.watermark * config.num_blocks) if profile.has_watermark else 0
         self._num_preallocated_blocks = -(-profile.num_preallocated_tokens // self.block_size)
         self._window_counts_in_flight = profile.window_counts_in_flight
+        self._chains_keys = profile.chains_keys_over_table
         self._window_cap: int | None = None
         self._caps_everywhere = profile.caps_window_everywhere
         if self._window is not None and profile.caps_window_at_gate:
@@ -105,6 +107,8 @@ class KVCacheManager:
         blocks = (
             self._find_prefix(request, max_blocks) if self._window is None else self._find_window(request, max_blocks)
         )
+        if self._drops_last_hit_block:
+            blocks = blocks[:-1]
         return PrefixHit(blocks, len(blocks) * self.block_size)
 
     def _find_prefix(self, request: Request, max_blocks: int) -> list[Block]:
@@ -119,7 +123,7 @@ class KVCacheManager:
     def _find_window(self, request: Request, max_blocks: int) -> list[Block]:
         """Right to left: the last run of cached blocks that covers a window; blocks before it may be null."""
         assert self._window is not None
-        wanted = -(-(self._window - 1) // self.block_size)
+        wanted = -(-(self._window - 1) // self.block_size) + self._drops_last_hit_block
         blocks = [self.pool.null_block] * max_blocks
         run = 0
         for i in range(max_blocks - 1, -1, -1):
@@ -233,7 +237,10 @@ class KVCacheManager:
         if not self._caching:
             return
         num_full = num_tokens // self.block_size
-        for i in range(request.num_registered_blocks, num_full):
+        first = request.num_registered_blocks
+        if self._chains_keys and 0 < first < num_full and request.block_table[first - 1] is self.pool.null_block:
+            raise EngineCrashError("AssertionError: the block before has no hash: it left the window")
+        for i in range(first, num_full):
             block = request.block_table[i]
             if block is not self.pool.null_block:
                 self.pool.register(block, request.content.block_key(i))

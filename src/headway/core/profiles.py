@@ -30,7 +30,7 @@ class UnchunkedHandling(enum.Enum):
     """Chunked prefill off: what happens to a waiting prompt longer than the remaining budget."""
 
     CHUNKED_ANYWAY = "the setting has no effect"
-    SKIPPED = "it is passed over and later requests are looked at"
+    SKIPPED = "it is passed over and later requests are looked at; those passed over return in reverse order"
     BLOCKS = "admission ends for this step"
 
 
@@ -45,6 +45,8 @@ class SchedulerProfile:
     has_cache_salt: bool = False
     matches_sliding_window: bool = False
     """Blocks that leave a sliding window are returned. Older releases are matched for full attention only."""
+    chains_keys_over_table: bool = True
+    """A block's key is made from the block before it; where that has left the window already, the engine dies."""
     window_counts_in_flight: bool = True
     """Asynchronous: tokens of steps in flight count as computed when the window is moved."""
     caps_window_at_gate: bool = False
@@ -75,6 +77,8 @@ class SchedulerProfile:
     """max_num_active_seqs is known."""
     waits_for_stale_outputs: bool = False
     """Asynchronous: a preempted request is not resumed before its outputs in flight have arrived."""
+    counts_draft_slots: bool = False
+    """Speculation: the extra rows of a parallel drafter are taken from the step's budget, request by request."""
     pads_first_decodes: bool = False
     """Speculation: a request admitted with one token left is padded to the uniform 1 + k."""
 
@@ -92,7 +96,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     ("0.10.0", {"matches_sliding_window": True}),
-    ("0.10.2", {"victim_handling": VictimHandling.STAYS_SCHEDULED}),
+    ("0.10.2", {"victim_handling": VictimHandling.STAYS_SCHEDULED, "chains_keys_over_table": False}),
     ("0.11.1", {"victim_handling": VictimHandling.UNDONE, "skips_finishing_requests": True}),
     ("0.12.0", {"unchunked": UnchunkedHandling.BLOCKS}),
     ("0.19.0", {"gates_on_full_sequence": True}),
@@ -103,7 +107,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("0.25.0", {"pads_first_decodes": True}),
     ("0.26.0", {"window_counts_in_flight": False, "counts_steps_in_flight": True}),
     ("0.27.0", {"waits_for_stale_outputs": True}),
-    ("0.28.0", {"victim_shifts_cursor": True}),
+    ("0.28.0", {"victim_shifts_cursor": True, "counts_draft_slots": True}),
     (
         "0.31.0",
         {"lone_request_ignores_threshold": True, "has_adaptive_threshold": True, "has_active_seat_limit": True},

@@ -77,6 +77,7 @@ class Scheduler:
         self.gates_on_full_sequence = self.profile.gates_on_full_sequence and gate is not False
         active = limits.max_num_active_seqs if self.profile.has_active_seat_limit else None
         self._max_seats = min(active or limits.max_num_seqs, limits.max_num_seqs)
+        self._num_draft_slots = limits.num_draft_slots if self.profile.counts_draft_slots else 0
         self._by_priority = (
             limits.scheduling_policy == "priority" and self.profile.victim_handling is not VictimHandling.IGNORED
         )
@@ -188,7 +189,7 @@ class Scheduler:
             resumed=step.resumed,
             preempted=step.preempted,
             released_ids=self._released_ids,
-            num_tokens=self.config.max_num_batched_tokens - step.token_budget,
+            num_tokens=step.num_tokens_given(self.config.max_num_batched_tokens, self._num_draft_slots),
             lockstep=run,
         )
         self._released_ids = []
@@ -219,8 +220,8 @@ class Scheduler:
         running, extend, scheduled = self.running, self.kv.extend, step.scheduled
         lookahead, threshold = self.config.num_lookahead_tokens, step.threshold
         max_computed = self.config.max_model_len - (1 if self.profile.caps_at_max_model_len else 0)
-        is_async = self.config.async_scheduling
-        while index < len(running) and step.token_budget > 0:
+        is_async, slots = self.config.async_scheduling, self._num_draft_slots
+        while index < len(running) and step.token_budget > slots:
             request = running[index]
             computed = request.num_computed_tokens
             known = request.num_tokens + request.num_output_placeholders
@@ -228,7 +229,7 @@ class Scheduler:
             if num_tokens != 1:
                 if 0 < threshold < num_tokens:
                     num_tokens = threshold
-                num_tokens = min(num_tokens, step.token_budget)
+                num_tokens = min(num_tokens, step.token_budget - slots)
             if computed + num_tokens > max_computed:
                 num_tokens = max_computed - computed
             if num_tokens <= 0 or (is_async and self._ends_in_flight(request)):
@@ -256,7 +257,7 @@ class Scheduler:
                     samples,
                 )
             )
-            step.token_budget -= num_tokens
+            step.token_budget -= num_tokens + slots
             request.num_computed_tokens = end
             request.num_in_flight_tokens += num_tokens
             request.is_prefill_chunk = not samples
@@ -290,7 +291,7 @@ class Scheduler:
             item = step.share_of(victim) if self._by_priority else None
             undone = item is not None and self.profile.victim_handling is VictimHandling.UNDONE
             if item is not None and undone:
-                step.take_back(item)
+                step.take_back(item, self._num_draft_slots)
             if position < index and (undone or self.profile.victim_shifts_cursor):
                 index -= 1
             self._preempt(victim)
@@ -323,7 +324,8 @@ class Scheduler:
     def _schedule_waiting(self, step: StepDraft, now: float) -> None:
         seats = self.policy.admit(len(self.running), self._max_seats)
         deferred: list[Request] = []
-        while step.token_budget > 0 and self.waiting and len(self.running) < seats:
+        slots = self._num_draft_slots
+        while step.token_budget > slots and self.waiting and len(self.running) < seats:
             request = self.waiting.peek()
             if request.num_stale_tokens and self.profile.waits_for_stale_outputs:
                 deferred.append(self.waiting.pop())
@@ -331,7 +333,7 @@ class Scheduler:
             hit = self.kv.lookup(request) if request.num_computed_tokens == 0 else NO_HIT
             computed = request.num_computed_tokens + hit.num_tokens
             num_tokens, num_drafts = self._admission_tokens(request, computed, step)
-            if num_tokens > step.token_budget:
+            if num_tokens > step.token_budget - slots:
                 if num_drafts or not self._may_pass_over():
                     break
                 deferred.append(self.waiting.pop())
@@ -350,7 +352,7 @@ class Scheduler:
                 break
             self.waiting.pop()
             self._start(request, step, hit, num_tokens, num_drafts, now)
-        for request in reversed(deferred):
+        for request in deferred if self._may_pass_over() else reversed(deferred):
             self.waiting.put_back(request)
 
     def _admission_tokens(self, request: Request, computed: int, step: StepDraft) -> tuple[int, int]:
@@ -368,7 +370,7 @@ class Scheduler:
         if 0 < step.threshold < num_tokens:
             num_tokens = step.threshold
         chunks = self.config.enable_chunked_prefill or self.profile.unchunked is UnchunkedHandling.CHUNKED_ANYWAY
-        return (min(num_tokens, step.token_budget) if chunks else num_tokens), 0
+        return (min(num_tokens, step.token_budget - self._num_draft_slots) if chunks else num_tokens), 0
 
     def _may_pass_over(self) -> bool:
         return self.profile.unchunked is UnchunkedHandling.SKIPPED
@@ -391,7 +393,7 @@ class Scheduler:
         step.scheduled.append(
             ScheduledRequest(request, num_tokens, computed, num_drafts, 0, request.block_ids, samples)
         )
-        step.token_budget -= num_tokens
+        step.token_budget -= num_tokens + self._num_draft_slots
         request.num_computed_tokens = end
         request.num_in_flight_tokens += num_tokens
         request.is_prefill_chunk = not samples
@@ -423,8 +425,10 @@ class Scheduler:
             status = request.status
             if status is _FINISHED or not emission.num_tokens:
                 continue
-            if item.num_draft_tokens and not stale:
-                reject_drafts(request, item.num_draft_tokens + 1 - emission.num_tokens)
+            if item.num_draft_tokens:
+                self.stats.count_drafts(item.num_draft_tokens, emission.num_tokens - 1)
+                if not stale:
+                    reject_drafts(request, item.num_draft_tokens + 1 - emission.num_tokens)
             was_running = status is _RUNNING
             num_tokens, reason = append_tokens(request, emission)
             previous_token_at = request.last_token_at

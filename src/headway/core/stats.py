@@ -21,6 +21,12 @@ class SchedulerStats:
     """Tokens looked up in the prefix cache at admission."""
     prefix_cache_hits: int = 0
     """Tokens found there."""
+    num_drafts: int = 0
+    """Speculation: steps of one request that verified drafts."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_per_position: list[int] = field(default_factory=list)
+    """How often the draft at each position was accepted."""
     finished: Counter[FinishReason] = field(default_factory=Counter)
     samples_kv: bool = True
     num_kv_samples: int = 0
@@ -37,6 +43,16 @@ class SchedulerStats:
         if caching:
             self.prefix_cache_queries += request.num_tokens
             self.prefix_cache_hits += num_hits
+
+    def count_drafts(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """Drafts of one request were verified, and the first `num_accepted` of them accepted."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        per_position = self.num_accepted_per_position
+        per_position += [0] * (num_draft_tokens - len(per_position))
+        for position in range(num_accepted):
+            per_position[position] += 1
 
     def count_finished(self, request: Request) -> None:
         """A request ended."""

@@ -13,7 +13,7 @@ class StepDraft:
     """What has been given out so far, and what is left to give."""
 
     token_budget: int
-    """Tokens left."""
+    """Input rows left: tokens, and the rows that a drafter needs beside them."""
     threshold: int
     """Most tokens that one prompt may take; 0 is no limit."""
     scheduled: list[ScheduledRequest] = field(default_factory=list)
@@ -27,10 +27,14 @@ class StepDraft:
         """What the step has given this request already, if anything."""
         return next((item for item in self.scheduled if item.request is request), None)
 
-    def take_back(self, item: ScheduledRequest) -> None:
+    def num_tokens_given(self, max_tokens: int, num_draft_slots: int) -> int:
+        """Tokens of all shares, given what the step could have given in all."""
+        return max_tokens - self.token_budget - num_draft_slots * len(self.scheduled)
+
+    def take_back(self, item: ScheduledRequest, num_draft_slots: int) -> None:
         """Undo a share: its request leaves the step and its tokens can be given to others."""
         self.scheduled.remove(item)
-        self.token_budget += item.num_tokens
+        self.token_budget += item.num_tokens + num_draft_slots
         item.request.num_in_flight_tokens -= item.num_tokens
 
     def keep_without_blocks(self, item: ScheduledRequest) -> None:

@@ -291,7 +291,7 @@ def resolve(
     speculation = parse_speculation(options.speculative_config) if options.speculative_config is not None else None
     if speculation is not None and options.async_scheduling:
         raise ConfigError(
-            "Drafts by ngram are made from the tokens of the step before, which asynchronous scheduling does not wait for.",
+            "Drafts are made from the tokens of the step before, for which asynchronous scheduling does not wait.",
             hint="Leave out --async-scheduling or --speculative-config.",
         )
     scheduler = SchedulerConfig(

@@ -110,9 +110,17 @@ def build_engine(
     from headway.executors import torch as torch_executor
 
     _refuse_corrupting(options)
-    config = resolve(options, model.facts, torch_executor.free_memory_bytes(model.weights.device))
+    needs_time = options.max_num_batched_tokens is None or options.speculative_config is not None
+    on_cpu = model.weights.device.type == "cpu"
+    step_time = torch_executor.step_time(model.weights, options.block_size) if needs_time and on_cpu else None
+    free_bytes = torch_executor.free_memory_bytes(model.weights.device)
+    config = resolve(options, model.facts, free_bytes, step_time)
     executor = torch_executor.TorchExecutor(
-        model.weights, num_blocks=config.cache.num_blocks, block_size=config.cache.block_size
+        model.weights,
+        num_blocks=config.cache.num_blocks,
+        block_size=config.cache.block_size,
+        speculation=config.speculation,
+        step_time=step_time,
     )
     return assemble(config, executor, source, clock, listeners), config
 

@@ -116,7 +116,8 @@ def banner(model_name: str, config: EngineConfig, url: str, needs_key: bool) -> 
         (
             "scheduler",
             f"{config.policy}, {limits.max_num_seqs} requests at once, "
-            f"{limits.max_num_batched_tokens} tokens a step, as vLLM {config.engine_version}",
+            f"{limits.max_num_batched_tokens} tokens a step{_because(config, 'max_num_batched_tokens')}, "
+            f"as vLLM {config.engine_version}",
         ),
         ("URL", url),
         ("try", _curl(model_name, url, needs_key)),

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from headway.cli.kernels import kernels
 from headway.errors import ConfigError
 from headway.executors.torch import load
-from headway.executors.torch.native import KernelsUnavailableError, build, cached_library
-from headway.executors.torch.native import compilation
+from headway.executors.torch.native import KernelsUnavailableError, build, cached_library, compilation
 from headway.executors.torch.native import library as library_module
 from headway.executors.torch.native.library import load_library
 from tests.torch_executor.native.support import NativeRunner

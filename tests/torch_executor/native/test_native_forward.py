@@ -171,6 +171,6 @@ def test_the_engine_generates_the_same_alone_and_in_a_crowd(packed: Packed) -> N
     sampling = [SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=20 + i) for i in range(12)]
     alone = [output_ids(serve(model, [p], s)[0][0]) for p, s in zip(prompts, sampling, strict=True)]
     for settings in ({}, {"num_blocks": 30}, {"async_scheduling": True}, {"policy": "static"}):
-        requests, _, engine = serve(model, prompts, sampling, max_num_batched_tokens=64, **settings)  # type: ignore[arg-type]
+        requests, _, engine = serve(model, prompts, sampling, max_num_batched_tokens=64, **settings)
         assert [output_ids(request) for request in requests] == alone, settings
         assert ("num_blocks" in settings) == (engine.stats.num_preemptions > 0)

@@ -6,6 +6,7 @@ from headway.executors.torch.loader import LoadedModel, load
 from headway.executors.torch.memory import free_memory_bytes
 from headway.executors.torch.sampler import TokenLogprobs
 from headway.executors.torch.spec import ModelSpec
+from headway.executors.torch.step_time import step_time
 
 __all__ = [
     "Checkpoint",
@@ -17,4 +18,5 @@ __all__ = [
     "load",
     "locate_model",
     "open_checkpoint",
+    "step_time",
 ]

@@ -9,14 +9,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from headway.config import Speculation, StepTime
 from headway.core.plan import NOTHING, Emission, ScheduledRequest, StepPlan, StepResult
 from headway.core.request import Request, TokenContent
 from headway.executors.base import SynchronousExecutor
 from headway.executors.torch.batch import RequestRows
+from headway.executors.torch.drafts import DraftGate, NgramIndex
 from headway.executors.torch.forward import Scores
 from headway.executors.torch.kv_cache import Indices
 from headway.executors.torch.loader import LoadedModel
 from headway.executors.torch.sampler import SampledToken, SamplingRow, sample
+
+_FILLER_TOKEN_ID = 0
 
 
 class TorchExecutor(SynchronousExecutor):
@@ -30,12 +34,24 @@ class TorchExecutor(SynchronousExecutor):
         model: the loaded model; several executors may share it.
         num_blocks: size of the pool, the null block included.
         block_size: tokens in a block.
+        speculation: how drafts are made; None makes none.
+        step_time: says when drafts pay; None drafts always.
     """
 
-    def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        *,
+        speculation: Speculation | None = None,
+        step_time: StepTime | None = None,
+    ) -> None:
         self.model = model
         self._forward = model.forward_pass(num_blocks, block_size)
         self.cache = self._forward.cache
+        self._speculation = speculation
+        self._gate = DraftGate(step_time) if step_time is not None else None
         self._states: dict[str, _RequestState] = {}
         self._last_step_id: int | None = None
 
@@ -63,7 +79,7 @@ class TorchExecutor(SynchronousExecutor):
         for request_id in (*plan.released_ids, *(request.request_id for request in plan.preempted)):
             self._states.pop(request_id, None)
         for request in (*plan.new, *plan.resumed):
-            self._states[request.request_id] = _RequestState(request.sampling.seed)
+            self._states[request.request_id] = _RequestState(request.sampling.seed, self._speculation)
         for item in plan.scheduled:
             self._states[item.request.request_id].append_blocks(item.new_block_ids)
         self._last_step_id = plan.step_id
@@ -88,6 +104,7 @@ class TorchExecutor(SynchronousExecutor):
         with_logits = [row for rows in sampling if not _take_best(rows) for row in rows]
         drawn = iter(sample(scores.logits, with_logits) if with_logits else ())
         best = iter(scores.best_token_ids)
+        drafts_next = self._speculation is not None and self._drafts_pay(scheduled)
         emissions = []
         for item, rows in zip(scheduled, sampling, strict=True):
             if not rows:
@@ -96,8 +113,24 @@ class TorchExecutor(SynchronousExecutor):
             chosen = [SampledToken(next(best)) if _take_best(rows) else next(drawn) for _ in rows]
             emission = _accept(_drafts(item), chosen)
             self._states[item.request.request_id].remember(item.request, emission.token_ids or ())
-            emissions.append(emission)
+            emissions.append(self._with_drafts(item, emission) if drafts_next else emission)
+            if self._gate is not None and item.num_draft_tokens:
+                self._gate.learn(item.num_draft_tokens, emission.num_tokens - 1)
         return emissions
+
+    def _drafts_pay(self, scheduled: Sequence[ScheduledRequest]) -> bool:
+        return self._gate is None or self._gate.opens(
+            sum(item.num_tokens - item.num_draft_tokens for item in scheduled)
+        )
+
+    def _with_drafts(self, item: ScheduledRequest, emission: Emission) -> Emission:
+        """The emission with drafts for the step after it, no more than the request may still generate."""
+        state, request = self._states[item.request.request_id], item.request
+        assert self._speculation is not None and state.ngrams is not None
+        token_ids = state.known_tokens(request)
+        most = min(self._speculation.num_speculative_tokens, request.max_total_tokens - len(token_ids) - 1)
+        drafts = state.ngrams.propose(token_ids, most) if most > 0 else []
+        return emission._replace(num_next_draft_tokens=len(drafts), next_draft_token_ids=drafts) if drafts else emission
 
     def _sampling_rows(self, item: ScheduledRequest) -> list[SamplingRow]:
         """One row for the next token, and one more behind each draft, as if the drafts before it were accepted."""
@@ -116,9 +149,10 @@ class TorchExecutor(SynchronousExecutor):
 class _RequestState:
     """What is kept of a request between steps."""
 
-    __slots__ = ("_buffer", "_emitted", "_num_blocks", "_num_known", "seed")
+    __slots__ = ("_buffer", "_emitted", "_num_blocks", "_num_known", "ngrams", "seed")
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None, speculation: Speculation | None) -> None:
+        self.ngrams = NgramIndex(speculation) if speculation is not None else None
         self.seed = secrets.randbits(63) if seed is None else seed
         self._buffer = np.empty(16, dtype=np.int64)
         self._num_blocks = 0
@@ -168,12 +202,12 @@ def _accept(drafts: Sequence[int], sampled: Sequence[SampledToken]) -> Emission:
 
 
 def _drafts(item: ScheduledRequest) -> Sequence[int]:
-    """The draft tokens that the step verifies."""
-    if not item.num_draft_tokens:
-        return ()
-    drafts = item.request.draft_token_ids
-    assert drafts is not None and len(drafts) >= item.num_draft_tokens, "drafts without ids"
-    return drafts[: item.num_draft_tokens]
+    """The draft tokens that the step verifies.
+
+    The scheduler may ask for more than there are (it fills a first decode up, as vLLM does); any token will do then.
+    """
+    drafts = list(item.request.draft_token_ids or ())[: item.num_draft_tokens]
+    return drafts + [_FILLER_TOKEN_ID] * (item.num_draft_tokens - len(drafts))
 
 
 def _content(request: Request) -> TokenContent:

@@ -154,6 +154,8 @@ class _EngineCollector(Collector):
         yield self._waiting_by_reason(num_waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", scheduler.kv.pool.usage)
         yield from self._counters()
+        if scheduler.config.num_speculative_tokens:
+            yield from self._speculation()
         yield self._cache_info()
 
     def _counters(self) -> Iterator[Metric]:
@@ -167,6 +169,23 @@ class _EngineCollector(Collector):
         yield self._counter("headway:engine_steps", "Steps that the engine has run.", self._engine.num_steps)
         waste = stats.mean_kv_waste
         yield self._gauge("headway:kv_waste_mean", "Share of held KV slots without a computed token, 0 to 1.", waste)
+
+    def _speculation(self) -> Iterator[Metric]:
+        """Acceptance is accepted over draft tokens; a verified draft yields 1 + accepted / drafts tokens."""
+        stats = self._engine.stats
+        yield self._counter("vllm:spec_decode_num_drafts", "Drafts verified.", stats.num_drafts)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", stats.num_draft_tokens)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", stats.num_accepted_tokens)
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in the draft.",
+            labels=(*self._labels, "position"),
+        )
+        accepted = stats.num_accepted_per_position
+        for position in range(self._engine.scheduler.config.num_speculative_tokens):
+            count = accepted[position] if position < len(accepted) else 0
+            family.add_metric((*self._labels.values(), str(position)), count)
+        yield family
 
     def _waiting_by_reason(self, num_waiting: int) -> Metric:
         family = GaugeMetricFamily(

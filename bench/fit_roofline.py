@@ -3,9 +3,9 @@
     python bench/fit_roofline.py measured_serving.csv --out src/headway/catalog/roofline_coefficients.json
     python bench/fit_roofline.py measured_serving.csv --judge           # the file's coefficients, no fit
 
-Twelve numbers for all models, cards and versions; each source counts the same. The steps of every row are recorded by
-one simulation and priced again for each candidate (`headway.frontends.step_recording`); what is printed at the end
-comes from simulations with the coefficients in question. Rows of a 70B model on two H100 are never fitted.
+Twelve numbers for all models, cards and versions; no source decides alone. The steps of every row are
+recorded by one simulation and priced again for each candidate (`headway.frontends.step_recording`); what is printed at
+the end is what simulations with the coefficients in question give. Rows of a 70B model on two H100 are never fitted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from statistics import mean, median
 
 import numpy as np
 
-from headway.catalog.versions import parse_version
 from headway.errors import ConfigError
-from headway.executors.simulated.coefficients import V1_ENGINE, RooflineCoefficients, fitted_coefficients
+from headway.executors.simulated.coefficients import (
+    RooflineCoefficients,
+    age_factor,
+    fitted_coefficients,
+    is_before_v1,
+)
 from headway.executors.simulated.oracle import StepShape
 from headway.executors.simulated.roofline import RIDGE, RooflineOracle, RooflineSetup
 from headway.frontends.measured_rows import MeasuredRow, Selection, by_source, select_rows
@@ -35,7 +39,9 @@ from headway.frontends.step_recording import Recording, merge, record
 _CLIP = 0.5
 """A row that is further off, as a log ratio, pulls no harder: its assumptions are wrong, not the physics."""
 _WEIGHTS = {"tpot": 1.0, "ttft": 0.15, "output_throughput": 0.3}
-_PRIOR_PULL = 0.002
+_SOURCE_POWER = 0.75
+"""A source counts with its rows to this power: neither one row of a blog nor a thousand of one project decide."""
+_PRIOR_PULL = 0.001
 """Holds coefficients that the rows at hand do not decide, as eager mode without the only source that has it."""
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "memory": (0.5, 1.0),
@@ -60,13 +66,13 @@ PRIOR = RooflineCoefficients(
     network=0.5,
     all_reduce_s=5e-6,
     layer_s=5e-5,
-    eager_layer_s=3.2e-4,
+    eager_layer_s=5.3e-4,
     host_s=1e-3,
     host_v0_s=4e-3,
-    host_request_s=5e-6,
+    host_request_s=5e-5,
 )
-"""Where the search starts. Launching a layer without graphs: 320 us, from Splitwise's table of Llama 2 70B on eight
-H100 (30.4 ms a step less 5 ms of reading, over 80 layers)."""
+"""Where the search starts. Launching a layer without graphs: 0.53 ms, from the rows of Splitwise's table that more GPUs
+do not speed up (batch of one; Llama 2 70B and Bloom on four and eight A100 and H100: 0.38 to 0.70 ms a layer)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +221,7 @@ class Arrays:
                 for chunk in step.shape.chunks:
                     chunks += [(num_steps, *pair) for pair in oracle.chunk_limits(chunk)]
                 num_steps += 1
-            setup, is_v0 = oracle.setup, parse_version(item.row.engine_version) < V1_ENGINE
+            setup, is_v0 = oracle.setup, is_before_v1(item.row.engine_version)
             rows.append(
                 (
                     oracle.narrow_ratio,
@@ -225,6 +231,7 @@ class Arrays:
                     is_v0,
                     item.merged.is_async,
                     item.merged.idle_s,
+                    age_factor(item.row.engine_version),
                 )
             )
             for error in item.errors(PRIOR):
@@ -239,7 +246,7 @@ class Arrays:
     def prices(self, fitted: RooflineCoefficients) -> np.ndarray:
         """Seconds of each step."""
         linear_m, linear_c, state, head_m, head_c, network, kv = self.steps[:7]
-        ratio, layers, reduces, eager, is_v0, is_async, _ = self.rows[:, self.of_row]
+        ratio, layers, reduces, eager, is_v0, is_async, _, age = self.rows[:, self.of_row]
         device = ridge(linear_m / fitted.memory, linear_c / fitted.compute / ratio**fitted.narrow_gain)
         device += state / fitted.memory + ridge(head_m / fitted.memory, head_c / fitted.compute)
         device += layers * fitted.layer_s + reduces * fitted.all_reduce_s + network / fitted.network
@@ -247,8 +254,9 @@ class Arrays:
         step, compute, memory = self.chunks
         chunk_s = np.maximum(compute / fitted.attention, memory / fitted.kv_memory)
         device += np.bincount(step.astype(int), chunk_s, minlength=len(device))
-        device = np.maximum(device, eager * layers * fitted.eager_layer_s)
-        host = np.where(is_v0 > 0, fitted.host_v0_s, fitted.host_s) + self.steps[11] * fitted.host_request_s
+        host = age * (np.where(is_v0 > 0, fitted.host_v0_s, fitted.host_s) + self.steps[11] * fitted.host_request_s)
+        device = np.maximum(device, eager * (layers * fitted.eager_layer_s + host))
+        host = np.where(eager > 0, 0.0, host)
         return np.asarray(np.where(is_async > 0, np.maximum(device, host), device + host))
 
     def answers(self, fitted: RooflineCoefficients) -> np.ndarray:
@@ -283,16 +291,17 @@ def ridge(memory: np.ndarray, compute: np.ndarray) -> np.ndarray:
 
 
 def loss_of(recorded: Sequence[Recorded]) -> Callable[[RooflineCoefficients], float]:
-    """Mean over sources of the mean weighted, clipped log error, with a faint pull to the prior."""
+    """Weighted, clipped log error, with a faint pull to the prior; a source counts less than its rows."""
     fitting = [item for item in recorded if not item.row.is_held_out]
     arrays = Arrays(fitting)
     arrays.check()
     rows, metrics, measured = arrays.targets[0].astype(int), arrays.targets[1].astype(int), arrays.targets[2]
     sources = sorted({item.row.source for item in fitting})
     counts = Counter(item.row.source for item in fitting)
+    total = sum(counts[source] ** _SOURCE_POWER for source in sources)
     weights = np.array(
         [
-            list(_WEIGHTS.values())[metric] / counts[fitting[row].row.source] / len(sources)
+            list(_WEIGHTS.values())[metric] / counts[fitting[row].row.source] ** (1 - _SOURCE_POWER) / total
             for row, metric in zip(rows, metrics, strict=True)
         ]
     )
@@ -337,7 +346,7 @@ def write(
     record = {
         "coefficients": asdict(fitted),
         "residuals": residuals,
-        "source": f"bench/fit_roofline.py on {num_rows} measured vLLM rows of {sources} sources, weighted equally; "
+        "source": f"bench/fit_roofline.py on {num_rows} measured vLLM rows of {sources} sources; "
         "residuals are medians of the absolute error, averaged over sources, each left out of its fit",
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -20,7 +20,10 @@ from headway.workload.lengths import FixedLength, Length, LogNormalLength, Unifo
 from headway.workload.trace import TraceRequest
 
 _OLDEST_SCHEDULER = "0.8.0"
-_CHAT_PROMPT_SIGMA, _CHAT_OUTPUT_SIGMA = 1.0, 0.5
+_CHAT_SIGMA = 1.0
+"""ShareGPT's prompts and answers: log-normal with this spread."""
+_CAPPED_SIGMA, _CAPPED_ABOVE = 0.25, 400
+"""Answers of more tokens on average than ShareGPT's own (200 to 300) were forced towards a limit, and vary little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,9 @@ def _scheduler_of(row: MeasuredRow) -> tuple[str, dict[str, Any]]:
 def workload_of(row: MeasuredRow, max_model_len: int) -> SimulatedWorkload:
     """Requests of the row's lengths: at its rate, or by its clients, or both, whichever holds them back."""
     rng = Random(0)
-    prompt = _length(row.num_prompt_tokens, row.spread, _CHAT_PROMPT_SIGMA)
-    output = _length(row.num_output_tokens, row.spread, _CHAT_OUTPUT_SIGMA)
+    capped = row.num_output_tokens > _CAPPED_ABOVE
+    prompt = _length(row.num_prompt_tokens, row.spread, _CHAT_SIGMA)
+    output = _length(row.num_output_tokens, row.spread, _CAPPED_SIGMA if capped else _CHAT_SIGMA)
     requests = []
     at = 0.0
     for _ in range(row.num_requests):

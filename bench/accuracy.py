@@ -14,13 +14,13 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean, median
 
+from headway.accuracy.measured_rows import MeasuredRow, select_rows
+from headway.accuracy.recorded_runs import read_runs
+from headway.accuracy.row_errors import METRICS, RowError, row_errors
+from headway.accuracy.row_simulation import prepare
+from headway.accuracy.validation import validate_run
 from headway.errors import ConfigError
 from headway.executors.simulated.coefficients import fitted_coefficients
-from headway.frontends.measured_rows import MeasuredRow, select_rows
-from headway.frontends.recorded_runs import read_runs
-from headway.frontends.row_errors import METRICS, RowError, row_errors
-from headway.frontends.row_simulation import prepare
-from headway.frontends.validation import validate_run
 
 _REPLAYED = ("mean_ttft_ms", "mean_tpot_ms", "mean_latency_ms", "p99_tpot_ms", "output_throughput", "prefix_hit_tokens")
 

@@ -4,7 +4,7 @@
     python bench/fit_roofline.py measured_serving.csv --judge           # the file's coefficients, no fit
 
 Twelve numbers for all models, cards and versions; no source decides alone. The steps of every row are
-recorded by one simulation and priced again for each candidate (`headway.frontends.step_recording`); what is printed at
+recorded by one simulation and priced again for each candidate (`headway.accuracy.step_recording`); what is printed at
 the end is what simulations with the coefficients in question give. Rows of a 70B model on two H100 are never fitted.
 """
 
@@ -22,6 +22,10 @@ from statistics import mean, median
 
 import numpy as np
 
+from headway.accuracy.measured_rows import MeasuredRow, Selection, by_source, select_rows
+from headway.accuracy.row_errors import METRICS, RowError, row_errors
+from headway.accuracy.row_simulation import prepare
+from headway.accuracy.step_recording import Recording, merge, record
 from headway.errors import ConfigError
 from headway.executors.simulated.coefficients import (
     RooflineCoefficients,
@@ -31,10 +35,6 @@ from headway.executors.simulated.coefficients import (
 )
 from headway.executors.simulated.oracle import StepShape
 from headway.executors.simulated.roofline import RIDGE, RooflineOracle, RooflineSetup
-from headway.frontends.measured_rows import MeasuredRow, Selection, by_source, select_rows
-from headway.frontends.row_errors import METRICS, RowError, row_errors
-from headway.frontends.row_simulation import prepare
-from headway.frontends.step_recording import Recording, merge, record
 
 _CLIP = 0.5
 """A row that is further off, as a log ratio, pulls no harder: its assumptions are wrong, not the physics."""

@@ -20,9 +20,9 @@ import statistics
 import sys
 import time
 
-from headway.frontends.simulation import SimulatedWorkload, SimulationResult, simulate
-from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
-from headway.frontends.workload_options import WorkloadOptions
+from headway.simulation.options import DeploymentOptions, ResolvedDeployment
+from headway.simulation.run import SimulatedWorkload, SimulationResult, simulate
+from headway.simulation.workload_options import WorkloadOptions
 
 _RATE = 6.45
 _MILLION = 1_000_000

@@ -14,9 +14,9 @@ from typing import Any
 from headway.cli.options import flag_name
 from headway.config import EngineOptions, ServerOptions
 from headway.frontends.bench_options import BenchOptions
-from headway.frontends.output_options import OutputOptions
-from headway.frontends.simulation_options import DeploymentOptions
-from headway.frontends.workload_options import WorkloadOptions
+from headway.simulation.options import DeploymentOptions
+from headway.simulation.output_options import OutputOptions
+from headway.simulation.workload_options import WorkloadOptions
 
 DOCS = Path(__file__).parent
 _NOTE = "<!-- Made by docs/generate.py from the code; do not edit. `make docs` rewrites it. -->\n"

@@ -30,23 +30,32 @@ ALLOWED: dict[str, set[str]] = {
     "catalog": {"errors"},
     "deployment": {"catalog", "config", "errors"},
     "compat": {"catalog", "config", "deployment", "errors", "planner"},
-    "planner": {"catalog", "config", "core", "errors", "executors.simulated", "report", "workload"},
-    "frontends": {
+    "simulation": {
         "catalog",
         "config",
         "core",
         "errors",
-        "executors",
         "executors.simulated",
-        "factory",
         "planner",
         "report",
-        "text",
         "workload",
     },
+    "accuracy": {
+        "catalog",
+        "core",
+        "errors",
+        "executors",
+        "executors.simulated",
+        "report",
+        "simulation",
+        "workload",
+    },
+    "planner": {"catalog", "config", "core", "errors", "executors.simulated", "report", "workload"},
+    "frontends": {"config", "core", "errors", "executors", "factory", "report", "text", "workload"},
     "frontends.server": {"config", "core", "errors", "frontends", "text"},
     "factory": {"config", "core", "errors", "executors", "executors.simulated", "executors.torch", "text"},
     "cli": {
+        "accuracy",
         "catalog",
         "compat",
         "config",
@@ -59,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         "frontends.server",
         "planner",
         "report",
+        "simulation",
         "text",
         "workload",
     },
@@ -68,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED_FOR_TYPES: dict[str, set[str]] = {"core": {"executors"}}
 """Further packages that it may import under TYPE_CHECKING, where nothing is loaded."""
 
-AT_IMPORT_OF_COMMANDS = r"headway\.(cli|config|errors|frontends\.\w+_options)(\.|$)"
+AT_IMPORT_OF_COMMANDS = r"headway\.(cli|config|errors|(frontends|simulation)\.(\w+_)?options)(\.|$)"
 """What a sub-command's own module may import before it runs: the dataclasses that its options are made from."""
 
 THIRD_PARTY: dict[str, set[str]] = {

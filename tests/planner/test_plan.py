@@ -8,10 +8,10 @@ import pytest
 
 from headway.catalog import find_accelerator, find_model
 from headway.errors import ConfigError
-from headway.frontends.simulation_options import DeploymentOptions
 from headway.planner import Plan, plan
 from headway.planner.advice import at_lengths, estimate_by_whole_model, next_limit, warnings
 from headway.planner.lengths import LengthStats
+from headway.simulation.options import DeploymentOptions
 
 GIB = 2**30
 STUDY: dict[str, Any] = {

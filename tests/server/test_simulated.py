@@ -17,7 +17,7 @@ from headway.config import ServerOptions
 from headway.frontends.pacing import PacedClock
 from headway.frontends.server.app import build_app
 from headway.frontends.server.run import Server, bind, url_of
-from headway.frontends.simulation_options import DeploymentOptions
+from headway.simulation.options import DeploymentOptions
 from headway.text.stand_in import END_TOKEN_ID, FILLER_TOKEN_ID, StandInTokenizer
 
 

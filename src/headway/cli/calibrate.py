@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.options import options_from, options_of
-from headway.frontends.simulation_options import DeploymentOptions
+from headway.simulation.options import DeploymentOptions
 
 if TYPE_CHECKING:
-    from headway.frontends.calibration import Calibration, Fit
-    from headway.frontends.observations import Observation
+    from headway.accuracy.calibration import Calibration, Fit
+    from headway.accuracy.observations import Observation
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -43,9 +43,9 @@ def calibrate(
     Example:
         headway calibrate --model llama-3.1-8b --gpu l40s --bench c1.json --bench c64.json --startup-log vllm.log
     """
+    from headway.accuracy.calibration import calibrate as fit
+    from headway.accuracy.observations import read_guidellm, read_scrapes, read_vllm_bench
     from headway.errors import ConfigError
-    from headway.frontends.calibration import calibrate as fit
-    from headway.frontends.observations import read_guidellm, read_scrapes, read_vllm_bench
 
     options: DeploymentOptions = options_of(DeploymentOptions, params)
     observations: list[Observation] = [item for path in benches for item in read_vllm_bench(path)]

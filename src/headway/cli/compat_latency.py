@@ -11,9 +11,9 @@ from headway.compat.diff import VersionDiff
 from headway.compat.sizing import plan_flags
 from headway.deployment.effective import Effective
 from headway.errors import ConfigError, HeadwayError
-from headway.frontends.simulation import simulate
-from headway.frontends.simulation_options import DeploymentOptions
-from headway.frontends.workload_options import WorkloadOptions
+from headway.simulation.options import DeploymentOptions
+from headway.simulation.run import simulate
+from headway.simulation.workload_options import WorkloadOptions
 
 SHOWN = ("request_throughput", "output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_itl_ms",
          "num_preemptions")  # fmt: skip

@@ -12,8 +12,8 @@ from headway.cli.options import options_from, options_of
 from headway.config import EngineOptions
 
 if TYPE_CHECKING:
+    from headway.accuracy.step_profile import StepPoint
     from headway.config import EngineConfig
-    from headway.frontends.step_profile import StepPoint
 
 
 @click.command()
@@ -32,10 +32,10 @@ def profile(model: str | None, out: Path, repeats: int, **params: Any) -> None:
     """
     from rich.console import Console
 
+    from headway.accuracy.step_profile import ProfileLimits, grid, host_seconds, time_steps, write_steps
     from headway.core.arrivals import TraceSource
     from headway.core.clock import WallClock
     from headway.factory import build_engine, load_model
-    from headway.frontends.step_profile import ProfileLimits, grid, host_seconds, time_steps, write_steps
 
     options: EngineOptions = options_of(EngineOptions, params)
     loaded = load_model(model, options)

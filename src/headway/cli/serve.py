@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from headway.cli.options import options_from, options_of
 from headway.config import EngineConfig, EngineOptions, ServerOptions
 from headway.errors import ConfigError
-from headway.frontends.simulation_options import DeploymentOptions
+from headway.simulation.options import DeploymentOptions
 
 _NOT_SIMULATION_ONLY = frozenset(
     {"model", "num_gpu_blocks_override", "kv_cache_memory_bytes", *(field.name for field in fields(EngineOptions))}

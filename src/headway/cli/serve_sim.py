@@ -16,7 +16,7 @@ from headway.frontends.pacing import PacedClock
 from headway.frontends.request_stream import ModelLimits
 from headway.frontends.server.lag import LagCollector
 from headway.frontends.server.service import Service, make_service
-from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
+from headway.simulation.options import DeploymentOptions, ResolvedDeployment
 from headway.text.stand_in import END_TOKEN_ID, FILLER_TOKEN_ID, StandInTokenizer
 from headway.text.tokenizer import Tokenizer
 

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from headway.cli.options import options_from, options_of
-from headway.frontends.output_options import OutputOptions
-from headway.frontends.simulation_options import DeploymentOptions
-from headway.frontends.workload_options import WorkloadOptions
+from headway.simulation.options import DeploymentOptions
+from headway.simulation.output_options import OutputOptions
+from headway.simulation.workload_options import WorkloadOptions
 
 
 @click.command()

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headway.core.engine import Engine, Listener
-from headway.frontends.output_options import OutputOptions
-from headway.frontends.simulation import Observer
-from headway.frontends.simulation_options import ResolvedDeployment
-from headway.frontends.stories import StoryTeller
-from headway.frontends.timeline import Timeline, TraceRecorder
 from headway.report.explain import RequestStory, StoryWriter
 from headway.report.html import Report, Series, distribution, summary_rows, write_report
 from headway.report.perfetto import PerfettoWriter
+from headway.simulation.options import ResolvedDeployment
+from headway.simulation.output_options import OutputOptions
+from headway.simulation.run import Observer
+from headway.simulation.stories import StoryTeller
+from headway.simulation.timeline import Timeline, TraceRecorder
 
 if TYPE_CHECKING:
     from headway.cli.simulate_run import Simulated

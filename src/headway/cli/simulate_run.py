@@ -15,14 +15,14 @@ from rich.console import Console
 from headway.config import BATCHING_POLICIES
 from headway.core.policies import make_policy
 from headway.errors import ConfigError
-from headway.frontends.output_options import OutputOptions
-from headway.frontends.simulation import Observer, SimulationResult, simulate
-from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
-from headway.frontends.workload_options import WorkloadOptions
 from headway.report.error_bars import error_bars
 from headway.report.simulation_table import SIMULATION_METRICS, prediction_table
 from headway.report.slo import parse_slo
 from headway.report.tables import comparison_table, facts_table, format_number
+from headway.simulation.options import DeploymentOptions, ResolvedDeployment
+from headway.simulation.output_options import OutputOptions
+from headway.simulation.run import Observer, SimulationResult, simulate
+from headway.simulation.workload_options import WorkloadOptions
 
 
 @dataclass(frozen=True, slots=True)

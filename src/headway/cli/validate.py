@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from headway.frontends.validation import Validation
+    from headway.accuracy.validation import Validation
 
 _PATH = click.Path(path_type=Path)
 
@@ -34,9 +34,9 @@ def validate(
     Example:
         headway validate runs/ --tables profiles/kernel
     """
+    from headway.accuracy.recorded_runs import read_runs
+    from headway.accuracy.validation import validate_run
     from headway.errors import InputError
-    from headway.frontends.recorded_runs import read_runs
-    from headway.frontends.validation import validate_run
 
     runs = [run for run in read_runs(folder) if name is None or name in run.name]
     if not runs:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import InputError
-from headway.frontends.simulation import SimulatedWorkload
+from headway.simulation.run import SimulatedWorkload
 from headway.workload.trace import TraceRequest
 
 _CLOSED_STRATEGIES = ("concurrent", "throughput", "synchronous")

@@ -16,8 +16,8 @@ from headway.core.events import Event, RequestArrived, StepFinished, StrideFinis
 from headway.core.request import Request
 from headway.executors.simulated.oracle import Chunk, LatencyOracle, StepShape, decode_shape
 from headway.executors.simulated.shape import shape_of
-from headway.frontends.simulation import SimulatedDeployment, SimulatedWorkload, simulate
 from headway.report.summary import Summary
+from headway.simulation.run import SimulatedDeployment, SimulatedWorkload, simulate
 
 _CONTEXT_BUCKETS = 32
 _MERGE_WITHIN = 0.16
@@ -112,7 +112,7 @@ class _Recorder:
         self._seen: dict[str, float] = {}
 
     def attach(self, rank: int, engine: Engine) -> Listener:
-        """See `headway.frontends.simulation.Observer`."""
+        """See `headway.simulation.run.Observer`."""
         return self
 
     def __call__(self, event: Event) -> None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from headway.accuracy.measured_rows import MeasuredRow
 from headway.catalog.defaults import resolve_defaults
 from headway.catalog.versions import parse_version
 from headway.errors import ConfigError
 from headway.executors.simulated.coefficients import V1_ENGINE, RooflineCoefficients
 from headway.executors.simulated.roofline import RooflineOracle, RooflineSetup
-from headway.frontends.measured_rows import MeasuredRow
-from headway.frontends.simulation import SimulatedDeployment, SimulatedWorkload, simulate
-from headway.frontends.simulation_options import DeploymentOptions
 from headway.report.summary import Summary
+from headway.simulation.options import DeploymentOptions
+from headway.simulation.run import SimulatedDeployment, SimulatedWorkload, simulate
 from headway.workload.lengths import FixedLength, Length, LogNormalLength, UniformLength
 from headway.workload.trace import TraceRequest
 

@@ -24,15 +24,15 @@ from headway.errors import ConfigError, HeadwayError, WorkloadError
 from headway.executors.simulated.constant import ConstantOracle
 from headway.executors.simulated.executor import SimulatedExecutor
 from headway.frontends.replay import replay
-from headway.frontends.simulation import SimulatedDeployment, SimulatedWorkload, SimulationResult, simulate
-from headway.frontends.simulation_options import DeploymentOptions
-from headway.frontends.sources import parse_clients
-from headway.frontends.stories import StoryTeller
-from headway.frontends.workload_options import WorkloadOptions
 from headway.report.error_bars import error_bars
 from headway.report.explain import RequestStory
 from headway.report.slo import Slo
 from headway.report.summary import Summary
+from headway.simulation.options import DeploymentOptions
+from headway.simulation.run import SimulatedDeployment, SimulatedWorkload, SimulationResult, simulate
+from headway.simulation.sources import parse_clients
+from headway.simulation.stories import StoryTeller
+from headway.simulation.workload_options import WorkloadOptions
 from headway.workload import TraceRequest
 from headway.workload.stream import REORDER_WINDOW, RequestStream
 from tests.shared_data import shared_path

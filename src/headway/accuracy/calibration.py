@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from headway.accuracy.minimum import lowest, lowest_of_two
+from headway.accuracy.observations import Observation
+from headway.accuracy.step_recording import Recording, record
 from headway.executors.simulated.calibrated import CalibratedOracle
 from headway.executors.simulated.oracle import LatencyOracle
-from headway.frontends.minimum import lowest, lowest_of_two
-from headway.frontends.observations import Observation
-from headway.frontends.profile_file import Profile
-from headway.frontends.simulation import SimulatedDeployment
-from headway.frontends.step_recording import Recording, record
+from headway.simulation.profile_file import Profile
+from headway.simulation.run import SimulatedDeployment
 
 _WEIGHTS: Mapping[str, float] = {"mean_tpot_ms": 1.0, "output_throughput": 0.5, "mean_ttft_ms": 0.1}
 """TTFT near saturation amplifies any error of a step: it has little to say about the step itself."""

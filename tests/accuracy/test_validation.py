@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from headway.accuracy.minimum import lowest, lowest_of_two
+from headway.accuracy.recorded_runs import RecordedRun, read_runs
+from headway.accuracy.validation import Validation, validate_run
 from headway.cli.validate import validate
 from headway.errors import InputError
-from headway.frontends.minimum import lowest, lowest_of_two
-from headway.frontends.recorded_runs import RecordedRun, read_runs
-from headway.frontends.validation import Validation, validate_run
 from tests.shared_data import shared_path
 
 RECORD: dict[str, object] = {

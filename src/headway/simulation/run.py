@@ -16,11 +16,11 @@ from headway.core.scheduler import Scheduler
 from headway.executors.simulated.executor import SimulatedExecutor
 from headway.executors.simulated.oracle import LatencyOracle
 from headway.executors.simulated.speculation import SpeculationModel
-from headway.frontends.measurement import Measurement
-from headway.frontends.routing import Router, run_ranks
-from headway.frontends.sources import ClientGroup, ClientLoops, RequestMaker, RequestSource, StreamSource
 from headway.report.slo import RequestRecord, Slo
 from headway.report.summary import ServingStats, Summary
+from headway.simulation.measurement import Measurement
+from headway.simulation.routing import Router, run_ranks
+from headway.simulation.sources import ClientGroup, ClientLoops, RequestMaker, RequestSource, StreamSource
 from headway.workload import TraceRequest
 
 OnRecord = Callable[[RequestRecord, Request], None]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.accuracy.measured_rows import MeasuredRow, by_source, select_rows
+from headway.accuracy.row_errors import row_errors
+from headway.accuracy.row_simulation import prepare
+from headway.accuracy.step_recording import merge, record
 from headway.errors import InputError
-from headway.frontends.measured_rows import MeasuredRow, by_source, select_rows
-from headway.frontends.row_errors import row_errors
-from headway.frontends.row_simulation import prepare
-from headway.frontends.step_recording import merge, record
 from tests.shared_data import shared_path
 
 PLAIN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headway.frontends.measured_rows import MeasuredRow
+from headway.accuracy.measured_rows import MeasuredRow
 
 METRICS: Mapping[str, tuple[str, ...]] = {
     "tpot": ("mean_tpot_ms", "median_tpot_ms"),

@@ -29,7 +29,7 @@ class Timeline:
         self.ranks: list[list[Sample]] = []
 
     def attach(self, rank: int, engine: Engine) -> Listener:
-        """See `headway.frontends.simulation.Observer`."""
+        """See `headway.simulation.run.Observer`."""
         samples: list[Sample] = []
         self.ranks.append(samples)
         return _Sampler(engine, samples)
@@ -75,7 +75,7 @@ class TraceRecorder:
         self._writer = writer
 
     def attach(self, rank: int, engine: Engine) -> Listener:
-        """See `headway.frontends.simulation.Observer`."""
+        """See `headway.simulation.run.Observer`."""
         scheduler, writer = engine.scheduler, self._writer
         last_end = 0.0
 

@@ -22,11 +22,11 @@ from headway.core.policies import make_policy
 from headway.errors import ConfigError
 from headway.executors.simulated.oracle import LatencyOracle
 from headway.executors.simulated.speculation import SpeculationModel
-from headway.frontends.oracles import make_oracle
-from headway.frontends.profile_file import read_profile
-from headway.frontends.routing import ROUTERS
-from headway.frontends.simulation import SimulatedDeployment
 from headway.planner import Deployment, Plan, make_plan
+from headway.simulation.oracles import make_oracle
+from headway.simulation.profile_file import read_profile
+from headway.simulation.routing import ROUTERS
+from headway.simulation.run import SimulatedDeployment
 
 _UNPLANNED_MAX_NUM_SEQS = 256
 _UNPLANNED_MAX_NUM_BATCHED_TOKENS = 2048

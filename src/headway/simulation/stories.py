@@ -60,7 +60,7 @@ class StoryTeller:
         self._tell = tell
 
     def attach(self, rank: int, engine: Engine) -> Listener:
-        """See `headway.frontends.simulation.Observer`."""
+        """See `headway.simulation.run.Observer`."""
         return _RankStories(rank, engine, self._oracle, self._tell)
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, quantiles
 
+from headway.accuracy.minimum import lowest, lowest_of_two
+from headway.accuracy.recorded_runs import RecordedRequest, RecordedRun
 from headway.catalog import find_accelerator, find_model
 from headway.executors.simulated.oracle import LatencyOracle
 from headway.executors.simulated.table import Collective, StepTable, TableOracle
 from headway.executors.simulated.table_files import find_table, read_table
-from headway.frontends.minimum import lowest, lowest_of_two
-from headway.frontends.recorded_runs import RecordedRequest, RecordedRun
-from headway.frontends.simulation import SimulatedWorkload, simulate
-from headway.frontends.simulation_options import DeploymentOptions, ResolvedDeployment
 from headway.report.slo import RequestRecord
+from headway.simulation.options import DeploymentOptions, ResolvedDeployment
+from headway.simulation.run import SimulatedWorkload, simulate
 
 NUM_FIT_REQUESTS = 100
 _MAX_STEP_S = 0.02

@@ -8,7 +8,7 @@ from headway.errors import ConfigError
 from headway.executors.simulated import aiconfigurator
 from headway.executors.simulated.aiconfigurator import AicOracle, AicSetup
 from headway.executors.simulated.oracle import Chunk, StepShape, decode_shape
-from headway.frontends.oracles import make_oracle
+from headway.simulation.oracles import make_oracle
 
 SETUP = AicSetup("nvidia/Llama-3.1-70B-Instruct-FP8", "H100-SXM5-80GB", kv_cache_dtype="fp8")
 

@@ -11,8 +11,8 @@ from random import Random
 
 from headway.config import option
 from headway.errors import ConfigError
-from headway.frontends.simulation import SimulatedWorkload
-from headway.frontends.sources import parse_clients
+from headway.simulation.run import SimulatedWorkload
+from headway.simulation.sources import parse_clients
 from headway.workload import Generated, MultiTurn, Ramp, SharedPrefix, TraceRequest, parse_length, scale_lengths
 from headway.workload.formats import has_arrivals, read_requests
 from headway.workload.stream import RequestStream, StreamFacts, merge

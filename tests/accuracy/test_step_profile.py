@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.accuracy.step_profile import ProfileLimits, StepPoint, grid, host_seconds, time_steps, write_steps
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core.arrivals import TraceSource
 from headway.core.clock import VirtualClock
@@ -18,7 +19,6 @@ from headway.executors.simulated.oracle import Chunk, StepShape, decode_shape
 from headway.executors.simulated.shape import shape_of
 from headway.executors.simulated.table import TableOracle
 from headway.executors.simulated.table_files import read_steps
-from headway.frontends.step_profile import ProfileLimits, StepPoint, grid, host_seconds, time_steps, write_steps
 
 LIMITS = ProfileLimits(max_num_batched_tokens=128, max_num_seqs=16, max_model_len=1024, num_blocks=300, block_size=16)
 

@@ -11,15 +11,15 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner
 
+from headway.accuracy.calibration import calibrate
+from headway.accuracy.observations import Observation, read_guidellm, read_scrapes, read_vllm_bench
 from headway.cli.calibrate import calibrate as command
 from headway.errors import ConfigError, InputError
 from headway.executors.simulated.calibrated import CalibratedOracle
 from headway.executors.simulated.oracle import Chunk, LatencyOracle, StepShape, decode_shape
-from headway.frontends.calibration import calibrate
-from headway.frontends.observations import Observation, read_guidellm, read_scrapes, read_vllm_bench
-from headway.frontends.profile_file import Profile, read_profile
-from headway.frontends.simulation import simulate
-from headway.frontends.simulation_options import DeploymentOptions
+from headway.simulation.options import DeploymentOptions
+from headway.simulation.profile_file import Profile, read_profile
+from headway.simulation.run import simulate
 
 OPTIONS = DeploymentOptions(model="llama-3.1-8b", gpu="l40s", engine_version="0.12.0", max_model_len=4096)
 TRUE_SCALE, TRUE_STEP_S = 1.15, 2.5e-3

@@ -1,0 +1,1 @@
+"""Deployments under a virtual clock: what is simulated, on which workload, and what is measured of it."""

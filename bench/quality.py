@@ -22,6 +22,7 @@ import torch
 from headway.executors.torch import LoadedModel, load
 from headway.executors.torch.batch import RequestRows
 from headway.executors.torch.forward import ForwardPass
+from headway.executors.torch.kv_cache import Indices
 from headway.text import ChatTemplate, Tokenizer
 
 PROMPTS = Path(__file__).parent / "data" / "chat_prompts.txt"
@@ -48,23 +49,31 @@ def chat_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
     return [tokenizer.encode(text) for text in texts]
 
 
-def reply(forward: ForwardPass, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """A greedy continuation, past any end of sequence, computed alone in the first blocks of the cache."""
-    table = _table(len(prompt) + num_tokens)
-    ids, start = list(prompt), 0
-    for _ in range(num_tokens):
-        rows = RequestRows(ids[start:], start, table, num_sampled=1, wants_logits=False)
-        start = len(ids)
+def replies(forward: ForwardPass, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    """Greedy continuations, past any end of sequence: prompts one by one, then all together token by token."""
+    tables = _tables(prompts, num_tokens)
+    sequences = [list(prompt) for prompt in prompts]
+    for ids, table in zip(sequences, tables, strict=True):
+        rows = RequestRows(list(ids), 0, table, num_sampled=1, wants_logits=False)
         ids.append(forward.run([rows]).best_token_ids[0])
-    return ids[len(prompt) :]
+    for _ in range(num_tokens - 1):
+        step = [
+            RequestRows(ids[-1:], len(ids) - 1, table, num_sampled=1, wants_logits=False)
+            for ids, table in zip(sequences, tables, strict=True)
+        ]
+        for ids, token_id in zip(sequences, forward.run(step).best_token_ids, strict=True):
+            ids.append(token_id)
+    return [ids[len(prompt) :] for ids, prompt in zip(sequences, prompts, strict=True)]
 
 
-def compare(exact: ForwardPass, other: ForwardPass, prompt: Sequence[int], num_tokens: int) -> Comparison:
-    """Predictions of the exact path's reply by both."""
-    ids = [*prompt, *reply(exact, prompt, num_tokens)]
-    rows = [RequestRows(ids[:-1], 0, _table(len(ids)), num_sampled=num_tokens)]
+def compare(
+    exact: ForwardPass, other: ForwardPass, prompt: Sequence[int], answer: Sequence[int], table: Indices
+) -> Comparison:
+    """Predictions of one reply by both."""
+    ids = [*prompt, *answer]
+    rows = [RequestRows(ids[:-1], 0, table, num_sampled=len(answer))]
     theirs, ours = (torch.log_softmax(forward.run(rows).logits.double(), dim=-1) for forward in (exact, other))
-    targets = torch.tensor(ids[len(prompt) :])[:, None]
+    targets = torch.tensor(answer)[:, None]
     return Comparison(
         top1=float((ours.argmax(-1) == theirs.argmax(-1)).double().mean()),
         kl=float((theirs.exp() * (theirs - ours)).sum(-1).mean()),
@@ -77,10 +86,24 @@ def compare_models(
     exact: LoadedModel, other: LoadedModel, prompts: Sequence[Sequence[int]], num_tokens: int
 ) -> list[Comparison]:
     """One comparison for each prompt."""
-    num_blocks = len(_table(max(map(len, prompts)) + num_tokens)) + 1
-    passes = [model.forward_pass(num_blocks, _BLOCK_SIZE) for model in (exact, other)]
+    tables = _tables(prompts, num_tokens)
+    passes = [model.forward_pass(int(tables[-1][-1]) + 1, _BLOCK_SIZE) for model in (exact, other)]
     with torch.inference_mode():
-        return [compare(passes[0], passes[1], prompt, num_tokens) for prompt in prompts]
+        answers = replies(passes[0], prompts, num_tokens)
+        return [
+            compare(passes[0], passes[1], prompt, answer, table)
+            for prompt, answer, table in zip(prompts, answers, tables, strict=True)
+        ]
+
+
+def _tables(prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Indices]:
+    """Blocks for each prompt and its reply."""
+    tables, first = [], 1
+    for prompt in prompts:
+        end = first - (-(len(prompt) + num_tokens) // _BLOCK_SIZE)
+        tables.append(np.arange(first, end, dtype=np.int64))
+        first = end
+    return tables
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -88,10 +111,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     rng = random.Random(0)
     means = sorted(sum(rng.choices(values, k=len(values))) / len(values) for _ in range(_NUM_RESAMPLES))
     return means[int(0.025 * _NUM_RESAMPLES)], means[int(0.975 * _NUM_RESAMPLES)]
-
-
-def _table(num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.arange(1, 1 - (-num_tokens // _BLOCK_SIZE), dtype=np.int64)
 
 
 def main() -> None:

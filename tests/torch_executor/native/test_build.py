@@ -131,7 +131,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
     if runtime.returncode or not Path(runtime.stdout.strip()).is_file():
         pytest.skip("there is no libasan here")
-    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1")
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
     try:
         path = build(flags)
     except KernelsUnavailableError as error:

@@ -1,0 +1,71 @@
+"""What a peer's process tells: one line of JSON. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+
+class Recorder:
+    """Times of one run: start-up, the first token and the gaps of each request.
+
+    A peer's runner calls `ready` when the model is loaded and warm, `begin`, `tokens` at each output, `end`.
+    """
+
+    def __init__(self) -> None:
+        self._made_at = time.perf_counter()
+        self._ready_at = self._started_at = self._ended_at = self._cpu_s = 0.0
+        self._arrivals: list[float] = []
+        self._times: list[list[float]] = []
+
+    def ready(self) -> None:
+        """The model could serve now."""
+        self._ready_at = time.perf_counter()
+
+    def begin(self, arrivals_s: Sequence[float]) -> float:
+        """The clock of arrivals starts; returns its zero."""
+        self._arrivals = list(arrivals_s)
+        self._times = [[] for _ in arrivals_s]
+        self._cpu_s = -time.process_time()
+        self._started_at = time.perf_counter()
+        return self._started_at
+
+    def tokens(self, index: int, count: int) -> None:
+        """So many more tokens of that request came."""
+        self._times[index] += [time.perf_counter() - self._started_at] * count
+
+    def end(self) -> None:
+        """All requests have ended."""
+        self._ended_at = time.perf_counter()
+        self._cpu_s += time.process_time()
+
+    def print(self, num_prompt_tokens: int, num_output_tokens: int, **facts: object) -> None:
+        """Print the result. Latencies are null where the peer gave no token by token."""
+        elapsed_s = self._ended_at - self._started_at
+        ttft = [times[0] - arrival for times, arrival in zip(self._times, self._arrivals, strict=True) if times]
+        gaps = [b - a for times in self._times for a, b in pairwise(times)]
+        result = {
+            "start_up_s": self._ready_at - self._made_at,
+            "elapsed_s": elapsed_s,
+            "cpu_s": self._cpu_s,
+            "total_tokens_per_s": (num_prompt_tokens + num_output_tokens) / elapsed_s,
+            "output_tokens_per_s": num_output_tokens / elapsed_s,
+            "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "ttft_p50_s": quantile(ttft, 0.5),
+            "ttft_p99_s": quantile(ttft, 0.99),
+            "itl_p50_s": quantile(gaps, 0.5),
+            "itl_p99_s": quantile(gaps, 0.99),
+            **facts,
+        }
+        sys.stdout.write("\nRESULT " + json.dumps(result) + "\n")
+        sys.stdout.flush()
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value below which a share of the values lies; None of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import click
 from rich.console import Console
 
 from headway import factory
+from headway.cli.json_output import check_json_path, write_json
 from headway.config import EngineConfig, EngineOptions
 from headway.core.arrivals import TraceSource
 from headway.core.clock import WallClock
@@ -76,7 +74,7 @@ class BenchRun:
         self._slo = parse_slo(options.slo)
         if options.plot_path is not None:
             check_plot_path(options.plot_path)
-        _check_json_path(options.json_path)
+        check_json_path(options.json_path)
         self._workload = options.workload()
         self._capacity = options.capacity
         self._console = Console(stderr=options.json_path == "-")
@@ -190,8 +188,10 @@ class BenchRun:
                 self._options.plot_path, summaries, title=self._title(), subtitle=self._subtitle()
             )
             self._console.print(f"Plot written to {path}.")
-        self._write_json(
-            [result_row(policy, result, self._workload, self._row_facts(policy)) for policy, result in results.items()]
+        write_json(
+            [result_row(policy, result, self._workload, self._row_facts(policy)) for policy, result in results.items()],
+            self._options.json_path,
+            self._console,
         )
 
     def _explain_reservations(self, policies: Iterable[str]) -> None:
@@ -238,25 +238,6 @@ class BenchRun:
             "max_num_batched_tokens": make_policy(policy).limits(config.scheduler).max_num_batched_tokens,
             "expected_kv_waste": self._expected_waste() if _reserving([policy]) else None,
         }
-
-    def _write_json(self, rows: Sequence[dict[str, object]]) -> None:
-        path = self._options.json_path
-        if path is None:
-            return
-        text = json.dumps(rows, indent=2, ensure_ascii=False)
-        if path == "-":
-            click.echo(text)
-            return
-        try:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-        self._console.print(f"Results written to {path}.")
-
-
-def _check_json_path(path: str | None) -> None:
-    if path not in (None, "-") and not Path(str(path)).parent.is_dir():
-        raise ConfigError(f"There is no folder {Path(str(path)).parent} for the JSON file.")
 
 
 def _reserving(policies: Iterable[str]) -> list[str]:

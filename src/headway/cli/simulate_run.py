@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import click
 from rich.console import Console
 
+from headway.cli.json_output import write_json
 from headway.config import BATCHING_POLICIES
 from headway.core.policies import make_policy
-from headway.errors import ConfigError
 from headway.report.error_bars import error_bars
 from headway.report.simulation_table import SIMULATION_METRICS, prediction_table
 from headway.report.slo import parse_slo
@@ -62,7 +59,7 @@ class SimulateRun:
         else:
             runs = {self._options.policy: self._simulate_one()}
         self._console.print(self._footer(list(runs.values())))
-        self._write_json([self._row(name, run) for name, run in runs.items()])
+        write_json([self._row(name, run) for name, run in runs.items()], self._output.json_path, self._console)
 
     def _simulate(self, policy: str, observers: Sequence[Observer]) -> Simulated:
         options = self._options
@@ -182,20 +179,6 @@ class SimulateRun:
                 "error_bars": dict(run.bars),
             }
         )
-
-    def _write_json(self, rows: Sequence[dict[str, object]]) -> None:
-        path = self._output.json_path
-        if path is None:
-            return
-        text = json.dumps(rows, indent=2, ensure_ascii=False)
-        if path == "-":
-            click.echo(text)
-            return
-        try:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-        self._console.print(f"Results written to {path}.")
 
 
 def _on(value: bool) -> str:

@@ -40,11 +40,17 @@ def vllm_python() -> Path:
 
 
 def supports(version: str, config: Mapping[str, Any]) -> bool:
-    """Whether a release has what these settings ask for. Before 0.10.0 there is no asynchronous scheduler; windows are
-    not recorded there, nor several steps in flight, which those releases treat each in a way of its own.
+    """Whether a release's decisions under these settings are matched.
+
+    Before 0.10.0 there is no asynchronous scheduler; windows are not recorded there, nor several steps in flight, which
+    those releases treat each in a way of its own. More than two steps in flight asynchronously are matched from 0.27.0
+    on, when outputs of preempted requests got their present treatment.
     """
-    old = tuple(int(part) for part in version.split(".")[:2]) < (0, 10)
-    return not (old and any(config.get(name) for name in ("async_scheduling", "sliding_window", "batch_queue")))
+    number = tuple(int(part) for part in version.split(".")[:2])
+    is_async, depth = config.get("async_scheduling"), config.get("batch_queue") or 0
+    if number < (0, 10) and (is_async or depth > 1 or config.get("sliding_window")):
+        return False
+    return number >= (0, 27) or not (is_async and depth > 2)
 
 
 class LiveOracle:

@@ -69,11 +69,20 @@ def fake_quantize(rows: Tensor) -> Tensor:
     return (torch.round(groups / scales.clamp(min=1e-30)) * scales).view_as(rows)
 
 
+def fake_quantize_weight(weight: Tensor) -> Tensor:
+    """Weights as 256 levels between the least and the largest of each 32 inputs."""
+    groups = weight.reshape(len(weight), -1, GROUP)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    # Multiplied by the inverse as the kernels do it: a weight that rounds the other way changes every row.
+    levels = torch.round((groups - least) * (255 / (most - least).clamp(min=1e-30)))
+    return (least + levels * ((most - least) / 255)).view_as(weight)
+
+
 class FakeQuantized(Linear):
     """A projection of quantised rows by a quantised matrix, in float32."""
 
     def __init__(self, linear: Linear) -> None:
-        super().__init__(fake_quantize(linear.weight), linear.bias)
+        super().__init__(fake_quantize_weight(linear.weight), linear.bias)
 
     def __call__(self, rows: Tensor) -> Tensor:
         return super().__call__(fake_quantize(rows))

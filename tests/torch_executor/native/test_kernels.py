@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headway.executors.torch.native import KernelEngine
 from headway.executors.torch.native.library import MatrixStruct
-from tests.torch_executor.native.support import GROUP, fake_quantize, isas_here
+from tests.torch_executor.native.support import GROUP, fake_quantize, fake_quantize_weight, isas_here
 
 
 @pytest.fixture(params=isas_here())
@@ -49,16 +49,29 @@ def test_product_is_that_of_quantised_matrices(engine: KernelEngine, num_rows: i
     """Every height of tile, and a number of outputs that fills no panel."""
     rows, weight = _random(num_rows, 160), _random(77, 160, seed=1)
     products = _multiply(engine, rows, weight)
-    expected = fake_quantize(rows).double() @ fake_quantize(weight).double().T
+    expected = fake_quantize(rows).double() @ fake_quantize_weight(weight).double().T
     torch.testing.assert_close(products[:, :77].double(), expected, rtol=1e-5, atol=1e-4)
     assert not products[:, 77:].any(), "outputs that do not exist"
 
 
 def test_large_products_do_not_saturate(engine: KernelEngine) -> None:
     """All bytes at their limits, of equal and of opposite sign."""
-    for sign in (1.0, -1.0):
-        products = _multiply(engine, torch.full((3, 64), 2.0), torch.full((32, 64), 3.0 * sign))
-        torch.testing.assert_close(products, torch.full((3, 32), 384.0 * sign), rtol=1e-5, atol=0)
+    weight = torch.tensor([3.0, -3.0]).repeat(32, 32)
+    for rows in (weight[:3].clone(), -weight[:3], weight[:3].abs()):
+        expected = (rows.double() @ weight.double().T).float()
+        torch.testing.assert_close(_multiply(engine, rows, weight), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_weights_of_sixteen_levels_are_exact(engine: KernelEngine) -> None:
+    """As 4-bit files have them: an offset and a step for every 32, anywhere; a group that is constant as well."""
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(0, 16, (32, 2, GROUP), generator=generator).float()
+    levels[:, :, :2] = torch.tensor([0.0, 15.0])
+    weight = (_random(32, 2, 1) + levels * _random(32, 2, 1, seed=1).abs()).view(32, 64)
+    weight[0, :32] = 0.25
+    rows = torch.randint(-127, 128, (4, 64), generator=generator).float()
+    rows[:, ::GROUP] = 127
+    torch.testing.assert_close(_multiply(engine, rows, weight), rows @ weight.T, rtol=1e-5, atol=2e-3)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(engine: KernelEngine) -> None:

@@ -6,7 +6,7 @@ from headway.executors.torch.loader import LoadedModel, load
 from headway.executors.torch.memory import free_memory_bytes
 from headway.executors.torch.sampler import TokenLogprobs
 from headway.executors.torch.spec import ModelSpec
-from headway.executors.torch.step_time import step_time
+from headway.executors.torch.step_timing import step_time
 
 __all__ = [
     "Checkpoint",

@@ -27,15 +27,22 @@ int available(const Kernels* out[3]) {
   return count;
 }
 
-// One group of one output: 32 inputs as bytes + 128 and their scale.
+// One group of one output: 32 inputs as bytes + 128, their scale and their centre.
 void pack_group(const float* inputs, uint8_t* group, int column) {
-  float most = 0.0f;
-  for (int i = 0; i < kGroup; ++i) most = std::fmax(most, std::fabs(inputs[i]));
-  const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
-  for (int i = 0; i < kGroup; ++i)
-    group[(i / 4 * kColumns + column) * 4 + i % 4] = static_cast<uint8_t>(128 + std::lrintf(inputs[i] * inverse));
-  const float scale = most / 127.0f;
-  std::memcpy(group + kGroup * kColumns + column * sizeof(float), &scale, sizeof scale);
+  float least = inputs[0], most = inputs[0];
+  for (int i = 1; i < kGroup; ++i) {
+    least = std::fmin(least, inputs[i]);
+    most = std::fmax(most, inputs[i]);
+  }
+  const float scale = (most - least) / 255.0f, inverse = most > least ? 255.0f / (most - least) : 0.0f;
+  const float centre = most > least ? least + 128.0f * scale : least;
+  for (int i = 0; i < kGroup; ++i) {
+    const long level = most > least ? std::lrintf((inputs[i] - least) * inverse) : 128;
+    group[(i / 4 * kColumns + column) * 4 + i % 4] = static_cast<uint8_t>(level > 255 ? 255 : level);
+  }
+  uint8_t* scales = group + kGroup * kColumns;
+  std::memcpy(scales + column * sizeof(float), &scale, sizeof scale);
+  std::memcpy(scales + (kColumns + column) * sizeof(float), &centre, sizeof centre);
 }
 
 void pack_panel(const float* weights, int num_outputs, int num_inputs, bool gated, int panel, uint8_t* out) {
@@ -90,8 +97,11 @@ void headway_forward(void* engine, const HeadwayModel* model, const HeadwayCache
 
 void headway_quantize(void* engine, const float* x, int32_t num_rows, int32_t num_inputs, int8_t* bytes, float* scales,
                       int32_t* sums) {
-  const headway::QuantRows out{bytes, scales, sums, num_inputs / kGroup};
-  static_cast<Engine*>(engine)->kernels.quantize(x, num_inputs, 0, num_rows, out);
+  Engine& self = *static_cast<Engine*>(engine);
+  const int num_groups = num_inputs / kGroup;
+  float* totals = self.gated.get(static_cast<size_t>(num_rows) * num_groups);
+  const headway::QuantRows out{bytes, scales, sums, totals, num_groups};
+  self.kernels.quantize(x, num_inputs, 0, num_rows, out);
 }
 
 void headway_multiply(void* engine, const float* x, int32_t num_rows, const HeadwayMatrix* matrix, float* out) {

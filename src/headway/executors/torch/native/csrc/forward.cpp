@@ -29,7 +29,7 @@ template class Scratch<int8_t>;
 QuantRows QuantScratch::rows(int num_rows, int num_inputs) {
   const int num_groups = num_inputs / kGroup;
   const std::size_t count = static_cast<std::size_t>(num_rows) * num_groups;
-  return {bytes.get(count * kGroup), scales.get(count), sums.get(count), num_groups};
+  return {bytes.get(count * kGroup), scales.get(count), sums.get(count), totals.get(count), num_groups};
 }
 
 PackedMatrix packed(const HeadwayMatrix& matrix) {

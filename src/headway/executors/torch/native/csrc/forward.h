@@ -25,6 +25,7 @@ struct QuantScratch {
   Scratch<int8_t> bytes;
   Scratch<float> scales;
   Scratch<int32_t> sums;
+  Scratch<float> totals;
   QuantRows rows(int num_rows, int num_inputs);
 };
 

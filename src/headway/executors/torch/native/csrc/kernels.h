@@ -15,20 +15,24 @@ constexpr int kColumns = 32;      // outputs in a panel of packed weights
 constexpr int kTileRows = 6;      // rows that a tile of the matrix product keeps in registers
 constexpr int kMaxQueries = 12;   // queries that attention works on at once
 constexpr int kKeyPanel = 128;    // keys whose scores are held at once; panels begin at multiples of it
-constexpr std::size_t kPanelBytes = kGroup * kColumns + kColumns * sizeof(float);  // of one group of one panel
+constexpr std::size_t kPanelBytes = kGroup * kColumns + 2 * kColumns * sizeof(float);  // of one group of one panel
 
-// Rows of activations as bytes: x is about scale * q. Row r of group g has its scale and sum of q at r * num_groups + g.
+// Rows of activations as bytes: x is about scale * q. Row r of group g has at r * num_groups + g its scale, the sum of q,
+// and the scale times that sum.
 struct QuantRows {
   int8_t* bytes;
   float* scales;
   int32_t* sums;
+  float* totals;
   int num_groups;
 
   int8_t* row(int r) const { return bytes + static_cast<std::size_t>(r) * num_groups * kGroup; }
 };
 
 // A weight matrix [num_outputs, num_groups * 32], padded with zero outputs to whole panels of 32.
-// Panel p, group g: 32 inputs of 32 outputs as bytes + 128, in the order [input / 4][output][input % 4]; then 32 scales.
+// A weight is about centre + scale * s, -128 <= s <= 127: centre and scale are of 32 inputs of one output, so that weights
+// of sixteen levels, such as those of 4-bit files, are kept exactly. Panel p, group g: 32 inputs of 32 outputs as s + 128, in
+// the order [input / 4][output][input % 4]; then 32 scales; then 32 centres.
 struct PackedMatrix {
   const uint8_t* panels;
   const float* bias;  // [num_panels * 32], or null

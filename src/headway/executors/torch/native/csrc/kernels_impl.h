@@ -30,22 +30,23 @@ static inline Floats gated(Floats g, Floats u) {
 
 // ---------------------------------------------------------------- activations to bytes
 
-static inline void quantize_group(Floats a, Floats b, int8_t* bytes, float* scale, int32_t* total) {
+static inline void quantize_group(Floats a, Floats b, const QuantRows& out, int row, int g) {
+  int8_t* bytes = out.row(row) + g * kGroup;
+  const std::size_t index = static_cast<std::size_t>(row) * out.num_groups + g;
   const float most = largest(larger(absolute(a), absolute(b)));
-  *scale = most / 127.0f;
+  out.scales[index] = most / 127.0f;
   const Floats inverse = broadcast(most > 0.0f ? 127.0f / most : 0.0f);
   const Ints low = to_ints(mul(a, inverse)), high = to_ints(mul(b, inverse));
   store_bytes(bytes, low);
   store_bytes(bytes + kLanes, high);
-  *total = sum(low, high);
+  out.sums[index] = sum(low, high);
+  out.totals[index] = out.scales[index] * static_cast<float>(out.sums[index]);
 }
 
 static void quantize(const float* x, std::size_t stride, int first, int num_rows, const QuantRows& out) {
   for (int r = first; r < first + num_rows; ++r) {
     const float* row = x + r * stride;
-    const std::size_t group = static_cast<std::size_t>(r) * out.num_groups;
-    for (int g = 0; g < out.num_groups; ++g, row += kGroup)
-      quantize_group(load(row), load(row + kLanes), out.row(r) + g * kGroup, out.scales + group + g, out.sums + group + g);
+    for (int g = 0; g < out.num_groups; ++g, row += kGroup) quantize_group(load(row), load(row + kLanes), out, r, g);
   }
 }
 
@@ -57,11 +58,10 @@ static void norm_quantize(const float* x, std::size_t stride, int first, int num
     Floats squares = zero();
     for (int i = 0; i < width; i += kLanes) squares = fma(load(row + i), load(row + i), squares);
     const Floats factor = broadcast(1.0f / __builtin_sqrtf(sum_lanes(squares) / width + epsilon));
-    const std::size_t group = static_cast<std::size_t>(r) * out.num_groups;
     for (int g = 0, i = 0; g < out.num_groups; ++g, i += kGroup) {
       const Floats a = mul(mul(load(row + i), factor), load(weight + i));
       const Floats b = mul(mul(load(row + i + kLanes), factor), load(weight + i + kLanes));
-      quantize_group(a, b, out.row(r) + i, out.scales + group + g, out.sums + group + g);
+      quantize_group(a, b, out, r, g);
     }
   }
 }
@@ -76,6 +76,7 @@ static inline void multiply_tile(const QuantRows& x, int first, const PackedMatr
   const std::size_t row_bytes = static_cast<std::size_t>(x.num_groups) * kGroup;
   const float* scales = x.scales + static_cast<std::size_t>(first) * x.num_groups;
   const int32_t* sums = x.sums + static_cast<std::size_t>(first) * x.num_groups;
+  const float* totals = x.totals + static_cast<std::size_t>(first) * x.num_groups;
   Floats total[R][2];
   for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
   for (int g = 0; g < x.num_groups; ++g, weights += kPanelBytes) {
@@ -93,9 +94,12 @@ HEADWAY_UNROLL(6)
     }
     const float* column_scales = reinterpret_cast<const float*>(weights + kGroup * kColumns);
     const Floats left = load(column_scales), right = load(column_scales + kLanes);
+    const Floats left_centre = load(column_scales + kColumns), right_centre = load(column_scales + kColumns + kLanes);
 HEADWAY_UNROLL(6)
     for (int r = 0; r < R; ++r) {
-      const Floats scale = broadcast(scales[r * x.num_groups + g]);
+      const Floats scale = broadcast(scales[r * x.num_groups + g]), all = broadcast(totals[r * x.num_groups + g]);
+      total[r][0] = fma(left_centre, all, total[r][0]);
+      total[r][1] = fma(right_centre, all, total[r][1]);
       total[r][0] = fma(to_floats(dots[r][0]), mul(left, scale), total[r][0]);
       total[r][1] = fma(to_floats(dots[r][1]), mul(right, scale), total[r][1]);
     }

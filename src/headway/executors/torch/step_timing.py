@@ -23,14 +23,15 @@ from headway.executors.torch.native.compilation import cache_folder
 _SIZES = (16, 256)
 """Rows: few enough that reading weights dominates, and as many as a usual step."""
 _MIN_PER_TOKEN_S = 1e-7
+_TRUSTED_FOR_S = 24 * 3600
 
 
 def step_time(model: LoadedModel, block_size: int) -> StepTime:
     """The time of a step of prompt tokens on this machine, from the cache if it has been measured before."""
     path = cache_folder() / "step-times" / f"{_key(model)}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        known = json.loads(path.read_text())
-        return StepTime(float(known["fixed_s"]), float(known["per_token_s"]))
+    known = _remembered(path)
+    if known is not None:
+        return known
     measured = measure(model, block_size)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,6 +39,17 @@ def step_time(model: LoadedModel, block_size: int) -> StepTime:
         beside.write_text(json.dumps({"fixed_s": measured.fixed_s, "per_token_s": measured.per_token_s}))
         os.replace(beside, path)
     return measured
+
+
+def _remembered(path: Path) -> StepTime | None:
+    """What was measured lately; not for ever, since something else may have kept the processor busy then."""
+    try:
+        if time.time() - path.stat().st_mtime > _TRUSTED_FOR_S:
+            return None
+        known = json.loads(path.read_text())
+        return StepTime(float(known["fixed_s"]), float(known["per_token_s"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """Fit the planner's memory coefficients on measured start-ups and write them as the catalogue's data file.
 
-    python bench/fit_memory.py kv_startup_logs.csv --out src/headway/catalog/memory_coefficients.json
+    python -m bench.fit_memory kv_startup_logs.csv --out src/headway/catalog/memory_coefficients.json
 
 Six sizes for all models, cards and versions; each source counts the same. Most are seen by few rows, so each is held
 near a value expected beforehand, by its own uncertainty: a row must be clearly better for a size to move. Rows that are
@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from headway.errors import ConfigError
 from headway.planner.calibration import Judged, StartUp, by_source, judge, read_start_ups
@@ -79,7 +80,12 @@ def _fit(models: Sequence[_Linear]) -> MemoryCoefficients:
                     candidate_loss = _loss(models, candidate)
                     if candidate_loss < loss - 1e-6:
                         best, loss, improved = candidate, candidate_loss, True
-    return replace(coefficients(), **best)
+    return _with(best)
+
+
+def _with(sizes: Mapping[str, float]) -> MemoryCoefficients:
+    changes: dict[str, Any] = dict(sizes)
+    return replace(coefficients(), **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ def _linear(row: StartUp) -> _Linear | None:
     """Memory is linear in the sizes, so a plan without and with each tells all; None where nothing can be planned."""
     if not row.kv_cache_tokens or row.deployment is None:
         return None
-    nothing = replace(coefficients(), **dict.fromkeys(_EXPECTED, 0.0))
+    nothing = _with(dict.fromkeys(_EXPECTED, 0.0))
     versions = []
     for version in row.versions:
         deployment = replace(row.deployment, engine_version=version)
@@ -110,7 +116,7 @@ def _linear(row: StartUp) -> _Linear | None:
         most, tokens = plan.available_kv_cache_bytes, plan.kv_cache_tokens.likely / row.kv_cache_tokens
         losses = {}
         for name in _EXPECTED:
-            one = make_plan(deployment, replace(nothing, **{name: _SMALL}))
+            one = make_plan(deployment, _with({**dict.fromkeys(_EXPECTED, 0.0), name: _SMALL}))
             losses[name] = tokens * (most - one.available_kv_cache_bytes) / max(1, most) / _SMALL
         versions.append((tokens, losses))
     return _Linear(row.source, tuple(versions))

@@ -1,6 +1,6 @@
 """How close the planner comes to measured start-ups: an error table by engine version.
 
-    python bench/plan_accuracy.py kv_startup_logs.csv [--rows] [--in-sample]
+    python -m bench.plan_accuracy kv_startup_logs.csv [--rows] [--in-sample]
 
 Each start-up is planned with sizes that were fitted without its source (see fit_memory.py), so that the table says
 what to expect of a start-up not seen before; `--in-sample` takes the catalogue's sizes as they are: for rows that had
@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from fit_memory import leave_one_source_out
-
+from bench.fit_memory import leave_one_source_out
 from headway.catalog.versions import parse_version
 from headway.errors import ConfigError
 from headway.planner.calibration import (

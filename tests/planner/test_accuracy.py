@@ -13,7 +13,7 @@ from pathlib import Path
 from headway.planner.calibration import judge, read_start_ups, weighted_share
 from tests.shared_data import shared_path
 
-BENCH = Path(__file__).resolve().parents[2] / "bench" / "plan_accuracy.py"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_sources_left_out_of_the_fit_are_planned_within_10_percent() -> None:
@@ -65,7 +65,8 @@ def test_the_command_prints_a_table_by_version() -> None:
 def run_bench(*flags: str) -> str:
     """What `bench/plan_accuracy.py` prints."""
     path = shared_path("kv_startup_logs_open.csv")
-    done = subprocess.run([sys.executable, str(BENCH), str(path), *flags], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "bench.plan_accuracy", str(path), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return done.stdout
 
 

@@ -1,8 +1,8 @@
 """Cost of one scheduling decision: ours and vLLM's own, in one run.
 
 Microseconds of CPU time for schedule() and update() together, in steady decode with prefix caching on; building the
-model's answer is left out on both sides. vLLM's classes run in an environment of their own ($HEADWAY_VLLM_PYTHON, or one
-made under ~/.cache/headway); the two sides take turns, a batch of steps each.
+model's answer is left out on both sides. vLLM's classes run in an environment of their own ($HEADWAY_VLLM_PYTHON, or
+one made under ~/.cache/headway); the two sides take turns, a batch of steps each.
 
     python -m bench.decision_cost
 """

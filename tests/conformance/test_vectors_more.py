@@ -240,8 +240,11 @@ def test_deferred_requests_return_to_the_front_in_their_order() -> None:
     assert {name: len(tokens) for name, tokens in stepper.delivered.items()} == {"a": 1, "c": 1, "d": 1}
 
 
-def test_passed_over_prompts_keep_their_places() -> None:
-    """0.11.2, chunked prefill off: two prompts too long for what is left are skipped, `d` is not."""
+def test_passed_over_prompts_go_back_to_the_front() -> None:
+    """0.11.2, chunked prefill off: two prompts too long for what is left are skipped, `d` is not.
+
+    They return one by one, each before the last, as recorded logs of that release show.
+    """
     stepper = Stepper(
         engine_version="0.11.2",
         max_num_batched_tokens=100,
@@ -251,7 +254,7 @@ def test_passed_over_prompts_keep_their_places() -> None:
     for name, length in (("a", 60), ("b", 50), ("c", 45), ("d", 10)):
         stepper.add(name, length)
     assert stepper.step() == {"a": 60, "d": 10}
-    assert stepper.waiting == ["b", "c"]
+    assert stepper.waiting == ["c", "b"]
 
 
 def test_a_request_without_end_of_sequence_ids_ends_by_length() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from headway.core.events import Event, StepFinished
 from tests.server.support import endless, eventually, read_until, serving
 
 BLOCKS = 9  # eight of 16 tokens, and the null block
@@ -71,12 +72,17 @@ def test_sixty_four_streams_at_once_get_the_text_of_a_single_run() -> None:
 def test_priority_lets_a_later_request_go_first() -> None:
     """Under the priority policy the lower number runs first."""
     order: list[int] = []
+
+    def note_finished(event: Event) -> None:
+        if isinstance(event, StepFinished):
+            order.extend(output.request.priority for output in event.outputs if output.finish_reason is not None)
+
     with serving(endless, max_num_seqs=1, scheduling_policy="priority") as server:
+        server.engine.listeners.append(note_finished)
         server.executor.gate.clear()
 
         def generate(priority: int) -> None:
             server.post("/v1/completions", prompt="p", max_tokens=2, priority=priority)
-            order.append(priority)
 
         with ThreadPoolExecutor(3) as pool:
             for count, priority in enumerate((0, 5, 1), start=1):

@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .PHONY: serve test lint types format bench docs fuzz conformance clean
 
 serve: $(VENV)/serve.stamp
-	$(BIN)/headway serve $(MODEL) --port $(PORT) $(ARGS)
+	$(BIN)/headway serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
 
 bench: $(VENV)/serve.stamp
 	$(BIN)/headway bench $(ARGS)

@@ -49,7 +49,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point: user mistakes end with one line and their exit code, not with a traceback."""
     try:
-        cli(standalone_mode=False)
+        code = cli(standalone_mode=False)  # the code given to ctx.exit(), if a command did
     except HeadwayError as error:
         click.echo(f"headway: {error}", err=True)
         sys.exit(error.exit_code)
@@ -60,3 +60,4 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)

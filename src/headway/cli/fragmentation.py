@@ -126,10 +126,14 @@ def _print(results: list[KVUse], num_requests: int, max_model_len: int, pool: in
         table.add_column(name, justify="right" if name else "left")
     for result in results:
         shares = (result.used, result.reserved, result.internal, result.external)
+        waited = result.mean_running > 0
         table.add_row(
             result.policy,
-            *(f"{share:.1%}" for share in (*shares, result.at_completion, result.of_allocated)),
-            f"{result.mean_running:.1f}",
+            *(f"{share:.1%}" if waited else "–" for share in shares),
+            *(f"{share:.1%}" if share else "–" for share in (result.at_completion, result.of_allocated)),
+            f"{result.mean_running:.1f}" if waited else "–",
             f"{result.num_preemptions:,}",
         )
     console.print(table)
+    if any(result.mean_running == 0 for result in results):
+        console.print("–: no request ever waited, so nothing can be said of a full pool; give more requests.")

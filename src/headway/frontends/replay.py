@@ -213,12 +213,17 @@ def _engine_keys(engine: Engine, num_unfinished: int) -> Summary:
 def progress_bar(label: str, num_requests: int, console: Console | None = None) -> Iterator[OnProgress]:
     """A progress bar for `replay(on_progress=…)`: requests ended, output tokens, time left.
 
-    It goes to stderr, and nowhere if that is no terminal.
+    It goes to stderr; where that is no terminal, two lines say that this part began and ended.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = console or Console(stderr=True)
+    if not console.is_terminal:
+        console.print(f"{label}: {num_requests:,} requests …", highlight=False)
+        yield lambda num_ended, num_tokens: None
+        console.print(f"{label}: done", highlight=False)
+        return
     columns = (
         TextColumn("{task.description:<12}"),
         BarColumn(),
@@ -226,6 +231,6 @@ def progress_bar(label: str, num_requests: int, console: Console | None = None) 
         TextColumn("{task.fields[tokens]:>8,} tokens"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(label, total=num_requests, tokens=0)
         yield lambda num_ended, num_tokens: progress.update(task, completed=num_ended, tokens=num_tokens)

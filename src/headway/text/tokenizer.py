@@ -167,7 +167,8 @@ class Tokenizer:
             raise RequestError(
                 f"The text is not valid Unicode: lone surrogate at position {error.start}.", param="prompt"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The library holds the interpreter's lock while it encodes one text, but not while it encodes a batch.
+        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from headway.executors.torch.sampler import SamplingRow
 
 
+_LARGEST_LOGIT = 1e30
+"""Still finite in 32 bits when divided by the smallest temperature that is not greedy."""
+
+
 def adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
     """Apply the settings of each row to logits [num_rows, vocab_size], in place, in vLLM's order."""
     _allow_only(logits, rows)
@@ -65,7 +69,10 @@ def _penalise_repetition(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
     if edits:
         where, penalties = edits.tensors(logits)
         seen = logits[where]
-        logits.index_put_(where, torch.where(seen > 0, seen / penalties, seen * penalties))
+        penalised = torch.where(seen > 0, seen / penalties, seen * penalties)
+        # A penalty near 0 would overflow, and leave a distribution of NaN; a token that was ruled out stays so.
+        penalised = torch.where(seen.isinf(), seen, penalised.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT))
+        logits.index_put_(where, penalised)
 
 
 def _penalise_outputs(logits: Tensor, rows: Sequence[SamplingRow]) -> None:

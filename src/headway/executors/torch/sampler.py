@@ -125,7 +125,9 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     numbers = cumulative.new_tensor([uniform(row.seed, row.num_output_tokens) for row in rows])
     # Times the sum, which rounding leaves a little off 1; `right` never stops at a token of probability 0.
     targets = (numbers * cumulative[:, -1])[:, None]
-    return [int(token_id) for token_id in torch.searchsorted(cumulative, targets, right=True)[:, 0].tolist()]
+    chosen = torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    # Where settings rule out every token no number is found; an id of the vocabulary keeps the others' step alive.
+    return [int(token_id) for token_id in chosen.clamp_(max=logits.shape[1] - 1).tolist()]
 
 
 def _report(logprobs: Tensor, counts: Sequence[int], token_ids: Sequence[int]) -> list[TokenLogprobs]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
@@ -12,7 +12,7 @@ from headway.config import REFERENCE_ENGINE_VERSION, CacheConfig, SchedulerConfi
 from headway.core.arrivals import Inbox
 from headway.core.clock import WallClock
 from headway.core.engine import Engine
-from headway.core.request import FinishReason
+from headway.core.request import FinishReason, Request
 from headway.core.sampling import SamplingParams
 from headway.core.scheduler import Scheduler
 from headway.errors import ContextLengthError, EngineDeadError, HeadwayError, QueueFullError, RequestError
@@ -224,9 +224,15 @@ def test_draining_lets_requests_finish_and_fails_those_that_take_too_long() -> N
 def test_the_observer_hears_of_every_token_and_every_end() -> None:
     async def main() -> None:
         recorder = Recorder()
-        async with engine_on(observer=recorder) as (engine, _):
+        async with engine_on(observer=recorder) as (engine, executor):
             await deltas_of(engine, request(max_tokens=4))
             await deltas_of(engine, request(stop=("e",), max_tokens=200))
+
+            def one_step_alone(asking: Request) -> Sequence[int]:
+                executor.gate.clear()
+                return endless(asking)
+
+            executor.script = one_step_alone
             async with aclosing(engine.generate(request())) as outputs:
                 await anext(outputs)
         assert len(recorder.ttfts) == 3 and len(recorder.gaps) >= 3

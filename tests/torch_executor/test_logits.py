@@ -145,13 +145,17 @@ def test_padding_rows_change_nothing(tiny: Models, loaded: Loaded) -> None:
 def test_bundled_model_equals_transformers(
     bundled: LoadedModel, bundled_reference: Callable[[list[int]], Tensor]
 ) -> None:
-    """Logits of a chat prompt and of 300 random tokens; whole and in chunks."""
-    runner = Runner(bundled, num_blocks=200)
+    """Logits of a chat prompt, and of 560 random tokens: whole, in chunks, and behind a cached prefix."""
+    runner = Runner(bundled, num_blocks=400)
     close(runner.logits(PROMPT), bundled_reference(PROMPT))
-    token_ids = random_ids(300, bundled.vocab_size)
+    close(runner.logits(PROMPT, chunk=1), bundled_reference(PROMPT))
+    token_ids = random_ids(560, bundled.vocab_size)
     expected = bundled_reference(token_ids)
-    for chunk in (None, 7, 16):
-        close(runner.logits(token_ids, chunk=chunk), expected)
+    table = runner.table(len(token_ids))
+    for chunk in (None, 7, 16, 512):
+        close(runner.logits(token_ids, chunk=chunk, table=table), expected)
+    shared = runner.table(len(token_ids), shared=table[:20])
+    close(runner.logits(token_ids, table=shared, start=320), expected[320:])
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Cost of one scheduling decision: ours and vLLM's own, in one run.
 
-Microseconds of CPU time for schedule() and update() together, in steady decode with prefix caching on; building the
-model's answer is left out on both sides. vLLM's classes run in an environment of their own ($HEADWAY_VLLM_PYTHON, or
-one made under ~/.cache/headway); the two sides take turns, a batch of steps each.
+Microseconds of CPU time for schedule() and update() together, in steady decode with prefix caching on and outputs made;
+building the model runner's answer is left out on both sides. vLLM's classes run in an environment of their own
+($HEADWAY_VLLM_PYTHON, or one made under ~/.cache/headway); the two sides take turns, a batch of steps each.
 
     python -m bench.decision_cost
 """
@@ -37,7 +37,7 @@ class Side(Protocol):
         """Start anew with so many requests, all past their prompts."""
 
     def run(self, num_steps: int) -> list[float]:
-        """Take steps. Returns microseconds of schedule() and update() for each."""
+        """Take steps. Returns CPU microseconds of schedule() and update() for each."""
 
 
 def _prompts(num_running: int) -> list[list[int]]:
@@ -192,7 +192,7 @@ def serve_vllm_side() -> None:
 
 
 def measure(ours: Side, theirs: Side, num_running: int, log_stats: bool) -> tuple[list[float], list[float]]:
-    """Both sides' microseconds a step; they take turns, so that a busy spell of the machine hits both."""
+    """Both sides' CPU microseconds a step; they take turns, so that a busy spell of the machine hits both."""
     took: tuple[list[float], list[float]] = ([], [])
     for side in (ours, theirs):
         side.setup(num_running, log_stats)
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps({"vllm": theirs.version, "python": platform.python_version(), "rows": rows}))
         return
     print(f"vLLM {theirs.version}, Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()};")
-    print(f"microseconds a step, median (mean) of {NUM_STEPS} steps, taking turns every {NUM_STEPS // ROUNDS}")
+    print(f"CPU microseconds a step, median (mean) of {NUM_STEPS} steps, taking turns every {NUM_STEPS // ROUNDS}")
     print(f"{'running':>8} {'statistics':>10} {'headway':>18} {'vLLM':>18} {'ratio':>7}")
     for row in rows:
         ours, vllm = (f"{row[s]['median']:.0f} ({row[s]['mean']:.0f})" for s in ("headway", "vllm"))

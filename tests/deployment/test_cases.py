@@ -50,7 +50,10 @@ LINTS: dict[str, dict[str, list[tuple[str, str]]]] = {
     },
     "E09": {"e09": [("gpu-memory-utilization-full", "leaves no room")]},
     "E11": {"e11": [("unresolved", "{{.Name}} is a template")]},
-    "E13": {"e_prodstack": [], "e12b": [("parallelism-in-extra-args", "only in extraArgs")]},
+    "E13": {
+        "e_prodstack": [],
+        "e12b": [("parallelism-in-extra-args", "only in extraArgs"), ("gpus-idle", "does not fit 16 GB")],
+    },
     "E16": {"e15": [("ray-batch-default", "128 rather than the server's 256 or 1024")]},
     "E18": {
         "e17": [

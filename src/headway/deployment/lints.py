@@ -12,6 +12,7 @@ from headway.deployment.arguments import Problem
 from headway.deployment.effective import Effective
 from headway.deployment.invocation import Level, Lint
 from headway.deployment.values import parse_size
+from headway.errors import ConfigError
 
 Rule = Callable[[Effective], Iterator[Lint]]
 _RANK = {"error": 0, "warning": 1, "note": 2}
@@ -142,10 +143,30 @@ def _gpu_count(effective: Effective) -> Iterator[Lint]:
         message = (
             f"{reserved} GPUs are reserved but tensor x pipeline x data parallel size is {needed}: {idle} stay idle."
         )
+        message += _too_small_cards(effective)
         yield _lint("gpus-idle", "warning", message, effective, "tensor_parallel_size")
     elif reserved < needed:
         message = f"{needed} GPUs are needed (tensor x pipeline x data parallel size) but {reserved} are reserved."
         yield _lint("gpus-missing", "error", message, effective, "tensor_parallel_size")
+
+
+_CARD_SIZES_GB = (8, 12, 16, 24, 32, 40, 48, 80)
+_LEAST_BESIDE_WEIGHTS_GB = 1.0
+"""A CUDA context and the activations of a short step."""
+
+
+def _too_small_cards(effective: Effective) -> str:
+    """What the weights of one rank rule out, where the model is in the catalogue; else nothing."""
+    model, tp = effective.model, effective.value("tensor_parallel_size")
+    share = effective.value("gpu_memory_utilization")
+    if model is None or not isinstance(tp, int) or not isinstance(share, int | float):
+        return ""
+    with contextlib.suppress(ConfigError):
+        weights_gb = model.weight_bytes(tp=tp) / 1e9
+        too_small = [size for size in _CARD_SIZES_GB if size * share < weights_gb + _LEAST_BESIDE_WEIGHTS_GB]
+        if too_small:
+            return f" Each GPU in use holds {weights_gb:.1f} GB of weights: {model.id} does not fit {too_small[-1]} GB."
+    return ""
 
 
 def _slow_stack(effective: Effective) -> Iterator[Lint]:

@@ -88,7 +88,6 @@ def run(model: str | None, engine_options: EngineOptions, server_options: Server
     # An address in use should be told before minutes of loading, not after.
     listener = bind(server_options.host, server_options.port)
     with listener:
-        click.echo("Loading the model …", err=True)
         loaded = factory.load_model(model, engine_options)
         inbox = Inbox()
         engine, config = factory.build_engine(loaded, engine_options, inbox, WallClock())

@@ -100,14 +100,28 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class SettingRead:
-    """One scheduler setting of the deployment as it is in effect."""
+    """One scheduler setting of the deployment as it is in effect.
+
+    Args:
+        default: what it would be if it were not written; None may also mean that this depends on something unknown,
+            which `default_reason` then says.
+        remark: why a value other than the default matters, with this deployment's numbers.
+        origin: where the value comes from: `written`, `default`, `forced` by the release, `reported` by the engine,
+            `planned`, or `unknown`.
+    """
 
     name: str
     value: Any
     default: Any
     controls: str
     remark: str = ""
-    """Why a value other than the default matters."""
+    origin: str = "default"
+    default_reason: str = ""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the release would choose this value by itself, or nothing is known."""
+        return self.value is None or self.origin in ("default", "planned") or self.value == self.default
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 class EngineSample:
     """One engine at one instant: a scrape's gauges, or one line of its periodic log.
 
-    `at_s` counts from the first sample of the same source. The rates are means over the interval that ends here;
-    `num_preemptions` counts from the engine's start.
+    `at_s` counts from the first line or scrape of the same source that tells a time. The rates are means over the
+    interval that ends here; `num_preemptions` counts from the engine's start, or from the first line of its log.
     """
 
     at_s: float | None = None
@@ -29,6 +29,9 @@ class EngineSample:
     mm_hit_rate: float | None = None
     num_preemptions: float | None = None
     source: str = ""
+    num_deferred: float | None = None
+    """Of those waiting, the ones held back by something else than room: LoRA slots, a KV transfer."""
+    external_hit_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,8 @@ class Histogram:
 class EngineTotals:
     """Counters and histograms of one engine, or of several added up, over a stretch of time.
 
-    `duration_s` is the time between the two scrapes they are the difference of; None if they count from the engine's
-    start, as those of a single scrape do.
+    `duration_s` is the time between the two scrapes they are the difference of; None if it is not known, or they count
+    from the engine's start, as those of a single scrape do.
 
     Keys of `counters`: `prompt_tokens`, `generation_tokens`, `requests`, `preemptions`, `prefix_cache_queries`,
     `prefix_cache_hits`, `draft_tokens`, `accepted_tokens`, `drafts`, `steps`, `step_tokens`.
@@ -96,6 +99,7 @@ class EngineTotals:
     counters: Mapping[str, float] = field(default_factory=dict)
     finished: Mapping[str, float] = field(default_factory=dict)
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    is_since_start: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class EngineEvent:
     line: int
     text: str
     fields: Mapping[str, float | str] = field(default_factory=dict)
+    source: str = ""
+    """As that of samples: events and samples of one source share their time."""
 
 
 @dataclass(frozen=True, slots=True)

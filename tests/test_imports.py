@@ -30,12 +30,14 @@ ALLOWED: dict[str, set[str]] = {
     "catalog": {"errors"},
     "deployment": {"catalog", "config", "errors"},
     "compat": {"catalog", "config", "deployment", "errors", "planner"},
+    "metrics": {"config", "core"},
     "simulation": {
         "catalog",
         "config",
         "core",
         "errors",
         "executors.simulated",
+        "metrics",
         "planner",
         "report",
         "workload",
@@ -52,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "planner": {"catalog", "config", "core", "errors", "executors.simulated", "report", "workload"},
     "frontends": {"config", "core", "errors", "executors", "factory", "report", "text", "workload"},
-    "frontends.server": {"config", "core", "errors", "frontends", "text"},
+    "frontends.server": {"config", "core", "errors", "frontends", "metrics", "text"},
     "factory": {"config", "core", "errors", "executors", "executors.simulated", "executors.torch", "text"},
     "cli": {
         "accuracy",

@@ -7,7 +7,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.frontends.server.metrics import token_count_buckets
+from headway.metrics import token_count_buckets
 from tests.server.support import MODEL, LiveServer, endless, eventually, says, serving
 from tests.shared_data import shared_path
 

@@ -434,6 +434,7 @@ class Scheduler:
             previous_token_at = request.last_token_at
             if previous_token_at is None:
                 request.first_token_at = now
+                self.stats.num_prompt_tokens += request.num_prompt_tokens
             request.last_token_at = now
             if is_async:
                 self._settle(request, num_tokens, stale, was_running)

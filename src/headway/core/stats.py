@@ -16,6 +16,7 @@ class SchedulerStats:
 
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
+    """Of requests that have got their first token: vLLM counts a prompt when it is done, not when it is admitted."""
     num_generation_tokens: int = 0
     prefix_cache_queries: int = 0
     """Tokens looked up in the prefix cache at admission."""
@@ -39,7 +40,6 @@ class SchedulerStats:
         """A request was admitted with this many cached tokens. Re-admissions after a preemption are not counted."""
         if request.num_preemptions:
             return
-        self.num_prompt_tokens += request.num_prompt_tokens
         if caching:
             self.prefix_cache_queries += request.num_tokens
             self.prefix_cache_hits += num_hits

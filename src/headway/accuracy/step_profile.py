@@ -24,7 +24,7 @@ from headway.executors.simulated.table_files import STEP_COLUMNS, STEPS_FILE
 
 _CHUNKS = (8, 32, 128, 512)
 _PASTS = (0, 512)
-_DECODES = (1, 2, 4, 8, 16, 32, 64, 128)
+_DECODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _CONTEXTS = (16, 128, 512, 2048)
 _DECODES_BESIDE_CHUNKS = (1, 8, 64)
 _CONTEXTS_BESIDE_CHUNKS = (16, 512)
@@ -81,9 +81,13 @@ def time_steps(
     repeats: int = 3,
     on_point: Callable[[int, StepPoint, float], None] | None = None,
 ) -> dict[StepPoint, float]:
-    """Median seconds of each shape, the first execution of each left out.
+    """Median seconds of each shape over `repeats` passes through all of them, after one that only warms up.
 
-    Tokens are random; sequences have blocks of their own as far as the pool goes, and share them beyond.
+    In passes, a machine whose speed drifts is slow or fast for every shape alike. Tokens are random; sequences have
+    blocks of their own as far as the pool goes, and share them beyond.
+
+    Args:
+        on_point: called after each step with its number among all of them, its shape and its seconds.
 
     Raises:
         ConfigError: fewer than one repeat.
@@ -92,18 +96,15 @@ def time_steps(
         raise ConfigError(f"A step must be timed at least once, not {repeats} times.")
     rng = Random(0)
     step_ids, released = count(), list[str]()
-    measured: dict[StepPoint, float] = {}
-    for index, point in enumerate(points):
-        seconds = []
-        for _ in range(repeats + 1):
-            plan = _plan(point, next(step_ids), released, limits, vocab_size, rng)
-            released = [request.request_id for request in plan.new]
-            seconds.append(executor.collect(executor.submit(plan)).duration_s)
-        measured[point] = median(seconds[1:])
+    seconds: dict[StepPoint, list[float]] = {point: [] for point in points}
+    for index, point in enumerate((*points,) * (repeats + 1)):
+        plan = _plan(point, next(step_ids), released, limits, vocab_size, rng)
+        released = [request.request_id for request in plan.new]
+        seconds[point].append(executor.collect(executor.submit(plan)).duration_s)
         if on_point is not None:
-            on_point(index, point, measured[point])
+            on_point(index, point, seconds[point][-1])
     executor.collect(executor.submit(StepPlan(next(step_ids), (), (), (), (), released, 0)))
-    return measured
+    return {point: median(times[1:]) for point, times in seconds.items()}
 
 
 def host_seconds(make_engine: Callable[[TraceSource], Engine], vocab_size: int, block_size: int) -> float:

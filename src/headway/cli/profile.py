@@ -54,7 +54,8 @@ def profile(model: str | None, out: Path, repeats: int, **params: Any) -> None:
     with console.status("") as status:
 
         def show(index: int, point: StepPoint, seconds: float) -> None:
-            status.update(f"{index + 1} of {len(points)}: {point.num_tokens} tokens, {seconds * 1e3:.1f} ms")
+            num_steps = len(points) * (repeats + 1)
+            status.update(f"step {index + 1} of {num_steps}: {point.num_tokens} tokens, {seconds * 1e3:.1f} ms")
 
         measured = time_steps(
             engine.executor, points, limits, vocab_size=loaded.vocab_size, repeats=repeats, on_point=show

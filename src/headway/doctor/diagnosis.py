@@ -143,6 +143,8 @@ class Diagnosis:
     `fixes` are in the order in which to try them: the smallest change that helps comes first.
     """
 
+    subject: str = ""
+    """What was examined, in a line: model, hardware, release, and the evidence."""
     configuration: tuple[SettingRead, ...] = ()
     bottlenecks: tuple[Bottleneck, ...] = ()
     ruled_out: Mapping[str, str] = field(default_factory=dict)

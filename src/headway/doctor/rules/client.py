@@ -1,0 +1,107 @@
+"""The engine waits for its clients: a benchmark that does not drive it, or time that passes outside."""
+
+from __future__ import annotations
+
+from headway.doctor.diagnosis import Confidence
+from headway.doctor.rules import thresholds as limits
+from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent, span
+from headway.doctor.rules.missing import CONCURRENCY, RUNNING
+from headway.doctor.rules.physics import is_fast_card
+
+_REFUTED = [
+    "Requests that wait in the engine while the client measures.",
+    "num_requests_running near the client's concurrency throughout.",
+]
+
+
+def judge(case: Case) -> Ruling:
+    """Signs that the limit lies before the engine."""
+    if case.queue is not None and case.queue.is_lasting:
+        return NOTHING
+    for rule in (_missing_requests, _outside_time, _slow_for_the_card, _too_few_streams):
+        ruling = rule(case)
+        if ruling.bottleneck is not None:
+            return ruling
+    return NOTHING
+
+
+def _missing_requests(case: Case) -> Ruling:
+    """The client says that many requests are open; the engine sees far fewer."""
+    concurrency, running = case.figures.load.concurrency, case.figures.mean("num_running")
+    if concurrency is None or running is None or concurrency < 4:
+        return NOTHING
+    inside = running + (case.figures.mean("num_waiting") or 0.0)
+    if inside >= limits.CLIENT_SHARE * concurrency:
+        return NOTHING
+    text = (
+        f"The client keeps {concurrency} requests open, but only {amount(inside)} are in the engine on average: the "
+        "rest is on its way, in the client's own work, or behind a limit of connections or a proxy."
+    )
+    return found("client_bound", "strong", [text], _REFUTED, {"in_engine": inside, "concurrency": float(concurrency)})
+
+
+def _outside_time(case: Case) -> Ruling:
+    """The client's time to first token is far longer than the engine's own."""
+    totals = case.evidence.totals
+    histogram = totals.histograms.get("ttft_s") if totals is not None else None
+    inside = histogram.quantile(0.5) if histogram is not None else None
+    seen = next(
+        (
+            load.measured[key] / 1e3
+            for load in case.evidence.loads
+            for key in ("median_ttft_ms", "p50_ttft_ms")
+            if key in load.measured
+        ),
+        None,
+    )
+    if inside is None or seen is None or seen < limits.CLIENT_TTFT_RATIO * inside or seen - inside < 0.1:
+        return NOTHING
+    text = (
+        f"The client waits {span(seen)} for the first token (P50), the engine has it after {span(inside)}: "
+        f"{span(seen - inside)} pass in the client, the network, a proxy or the API server."
+    )
+    return found("client_bound", "strong", [text], _REFUTED, {"ttft_outside_s": seen - inside})
+
+
+def _slow_for_the_card(case: Case) -> Ruling:
+    """Under 100 tokens/s on a card of the H100's class: look at the client before the engine."""
+    rate, card = case.figures.value("output_throughput"), case.settings.accelerator
+    load = case.figures.load
+    if rate is None or rate <= 0 or rate >= limits.SLOW_TOKENS_PER_S or not is_fast_card(card, limits.FAST_CARD_GBPS):
+        return NOTHING
+    if load.mean_output_tokens is not None and load.mean_output_tokens <= limits.PURE_PREFILL_OUTPUT_TOKENS:
+        return NOTHING
+    assert card is not None
+    streams = load.concurrency or case.figures.mean("num_running")
+    possible = None
+    if case.physics is not None:
+        possible = (streams or 1.0) / case.physics.decode_step_s(max(1, round(streams or 1.0)), 1024.0)
+        if rate >= limits.CLIENT_SHARE * possible:
+            return NOTHING
+    running = case.figures.mean("num_running")
+    confidence: Confidence = "medium" if running is not None and running <= 2 else "weak"
+    text = (
+        f"{amount(rate)} tokens/s on {card.id} is less than almost any client that sends several requests at once gets"
+    )
+    text += f"; physics gives about {amount(possible)} for {amount(streams or 1.0)} streams." if possible else "."
+    texts = [text, "Look at the client first: is it sequential, does it stream, does it reuse connections?"]
+    asked = () if running is not None else (CONCURRENCY, RUNNING)
+    return found("client_bound", confidence, texts, _REFUTED, {"output_throughput": rate}, (), asked)
+
+
+def _too_few_streams(case: Case) -> Ruling:
+    """For throughput: a fixed number of clients below the seats, none waiting, and a batch that could be larger."""
+    running, seats = case.figures.highest("num_running"), case.settings.max_num_seqs
+    lowest = min(
+        (value for series in case.figures.series if (value := series.lowest("num_running")) is not None), default=None
+    )
+    waiting, kv = case.figures.highest("num_waiting"), case.figures.highest("kv_usage")
+    if not case.wants_throughput or not running or not seats or lowest is None or waiting is None or waiting > 0:
+        return NOTHING
+    if running > seats / 2 or (kv is not None and kv > limits.CLIENT_SHARE):
+        return NOTHING
+    text = (
+        f"At most {amount(running)} of {seats} seats are ever taken and nothing waits"
+        f"{f', with KV usage at most {percent(kv)}' if kv is not None else ''}: the client does not send more at once."
+    )
+    return found("client_bound", "medium", [text], _REFUTED, {"num_running": running})

@@ -1,0 +1,260 @@
+"""Prompts arrive faster than they can be computed, or one long prompt holds up the short ones."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from headway.doctor.diagnosis import Confidence, Missing
+from headway.doctor.figures import Series
+from headway.doctor.rules import thresholds as limits
+from headway.doctor.rules.base import NOTHING, Case, Ruling, Values, amount, found, percent, span
+from headway.doctor.rules.missing import PROMPT_THROUGHPUT, RUNNING
+
+_REFUTED = [
+    "Running at max_num_seqs or KV usage at 90 % while requests wait: then those are the gate.",
+    "A queue that stays as deep when the same requests come with prompts half as long.",
+]
+
+
+def offered_prefill_tokens_per_s(case: Case) -> float | None:
+    """Prompt tokens a second that clients offer, less what the prefix cache saves."""
+    rate, tokens = case.figures.load.requests_per_s, case.figures.load.mean_computed_prompt_tokens
+    return rate * tokens if rate and tokens else None
+
+
+def measured_prefill_tokens_per_s(case: Case) -> float | None:
+    """Prompt tokens a second while prefill keeps the engine busy: the middle of the samples that show most of it.
+
+    Engines count a prompt's tokens when the prompt is done: a long one shows nothing for a while and then more than one
+    interval computed. Where intervals without prompt tokens are as slow as those with, they count as prefill too, and
+    the mean over all of them is taken.
+    """
+    queue = case.queue
+    chosen = (queue.series,) if queue is not None and queue.is_lasting else case.figures.series
+    rates = [rate for series in chosen if (rate := _prefill_rate(series)) is not None]
+    return max(rates, default=None)
+
+
+def _prefill_rate(series: Series) -> float | None:
+    values = series.values("prompt_tokens_per_s")
+    busy = sorted(value for value in values if value > 0 and value >= max(values) / 2)
+    if not busy:
+        return None
+    hidden = slowed_without_prompts(series)
+    if not any(hidden):
+        return busy[len(busy) // 2]
+    counts = tuple(
+        is_hidden or (sample.prompt_tokens_per_s or 0.0) >= limits.STALL_PROMPT_TOKENS_PER_S
+        for sample, is_hidden in zip(series.samples, hidden, strict=True)
+    )
+    return series.where(counts).mean("prompt_tokens_per_s")
+
+
+def slowed_without_prompts(series: Series) -> tuple[bool, ...]:
+    """By sample: decodes are far slower than at their best although no prompt was counted."""
+    rates = [
+        sample.generation_tokens_per_s / sample.num_running
+        if sample.generation_tokens_per_s is not None and sample.num_running
+        else None
+        for sample in series.samples
+    ]
+    best = max((rate for rate in rates if rate is not None), default=0.0)
+    return tuple(
+        rate is not None
+        and rate * limits.STALL_RATIO < best
+        and (sample.prompt_tokens_per_s or 0.0) < limits.STALL_PROMPT_TOKENS_PER_S
+        for sample, rate in zip(series.samples, rates, strict=True)
+    )
+
+
+def judge_compute(case: Case) -> Ruling:
+    """Prefill is what the device is busy with, and requests wait for it."""
+    queue, load = case.queue, case.figures.load
+    texts: list[str] = []
+    figures: dict[str, float | str | bool] = {}
+    waits = queue is not None and queue.is_lasting and queue.gate == "prefill"
+    pure = load.mean_output_tokens is not None and load.mean_output_tokens <= limits.PURE_PREFILL_OUTPUT_TOKENS
+    offered, capacity = offered_prefill_tokens_per_s(case), _capacity(case)
+    if offered is not None:
+        figures["offered_prefill_tps"] = offered
+    if capacity is not None:
+        figures["prefill_capacity_tps"] = capacity[0]
+    exceeds = offered is not None and capacity is not None and offered >= limits.OFFERED_MARGIN * capacity[0]
+    if waits and queue is not None:
+        texts.append(_queue_words(case))
+    if pure and load.mean_prompt_tokens:
+        texts.append(
+            f"With {amount(load.mean_output_tokens or 0)} output tokens for {amount(load.mean_prompt_tokens)} prompt "
+            "tokens the load is nearly all prefill."
+        )
+        texts += _closed_loop(case, figures)
+    if offered is not None and load.requests_per_s is not None:
+        text = (
+            f"Offered: {load.requests_per_s:g} requests/s of {amount(load.mean_computed_prompt_tokens or 0)} prompt "
+            f"tokens, {amount(offered)} tokens/s of prefill"
+        )
+        text += f", against {amount(capacity[0])} ({capacity[1]})." if capacity is not None else "."
+        texts.append(text)
+    if not texts:
+        return _slow_first_token(case)
+    blocked = queue is not None and queue.is_lasting and queue.gate in ("seats", "kv", "both", "standstill", "other")
+    if blocked or not (waits or exceeds or (pure and _is_crowded(case))):
+        return NOTHING
+    texts += _not_the_gate(case)
+    return found(
+        "prefill_compute_bound", _confidence(case, waits, pure, exceeds), texts, _REFUTED, figures, (), _ask(case)
+    )
+
+
+def _confidence(case: Case, waits: bool, pure: bool, exceeds: bool) -> Confidence:
+    queue = case.queue
+    if waits and queue is not None:
+        prompt = queue.prompt_tokens_per_s
+        rules = prompt is not None and prompt >= limits.PREFILL_TOKEN_SHARE * (
+            prompt + (queue.generation_tokens_per_s or 0)
+        )
+        if pure or exceeds or (rules and queue.kv_usage is not None and queue.seats is not None):
+            return "strong"
+        return "medium" if prompt is not None or queue.is_growing else "weak"
+    if pure and case.figures.highest("num_running") is not None:
+        return "strong"
+    return "medium"
+
+
+def _capacity(case: Case) -> tuple[float, str] | None:
+    """Prompt tokens a second that the deployment computes, and how that is known."""
+    queue, budget = case.queue, case.settings.max_num_batched_tokens
+    measured = measured_prefill_tokens_per_s(case)
+    if measured is not None and queue is not None and queue.is_lasting and queue.gate == "prefill":
+        return measured, "measured while requests waited"
+    if case.physics is not None and budget is not None:
+        return case.physics.prefill_tokens_per_s(min(budget, 1 << 16)), "by physics"
+    return None
+
+
+def _is_crowded(case: Case) -> bool:
+    """A closed loop whose prompts together fill the step budget."""
+    load, budget, queue = case.figures.load, case.settings.max_num_batched_tokens, case.queue
+    if queue is not None and queue.num_waiting >= max(1.0, queue.num_running):
+        return True
+    demand = (load.concurrency or 0) * (load.mean_computed_prompt_tokens or 0)
+    return budget is not None and demand >= budget
+
+
+def _closed_loop(case: Case, figures: dict[str, float | str | bool]) -> list[str]:
+    """A fixed number of clients that send again as soon as they are answered."""
+    load, budget = case.figures.load, case.settings.max_num_batched_tokens
+    if load.concurrency is None or load.requests_per_s is not None:
+        return []
+    tokens = load.concurrency * (load.mean_computed_prompt_tokens or 0)
+    figures |= {"loop": "closed", "offered_tokens_per_round": tokens}
+    text = f"{load.concurrency} clients send again as soon as they are answered: {amount(tokens)} prompt tokens a round"
+    text += f", for a budget of {budget:,} tokens a step ({tokens / budget:.1f} steps)." if budget else "."
+    return [text]
+
+
+def _queue_words(case: Case) -> str:
+    queue = case.queue
+    assert queue is not None
+    text = f"{amount(queue.num_waiting)} requests wait while {amount(queue.num_running)} run"
+    if queue.seats is not None:
+        text += f" of {queue.seats} seats"
+    if queue.kv_usage is not None:
+        text += f", at KV usage {percent(queue.kv_usage)}"
+    if queue.is_growing and queue.growth_per_s is not None:
+        text += f"; the queue gains {60 * queue.growth_per_s:.1f} a minute"
+    if queue.prompt_tokens_per_s is not None:
+        text += f"; {amount(queue.prompt_tokens_per_s)} prompt tokens/s are computed"
+    return f"{text}."
+
+
+def _not_the_gate(case: Case) -> list[str]:
+    if case.queue is None or case.queue.kv_usage is None or case.queue.gate != "prefill":
+        return []
+    return ["Neither seats nor KV blocks hold requests back: scaling on KV usage would miss this."]
+
+
+def _ask(case: Case) -> tuple[Missing, ...]:
+    if case.figures.highest("num_running") is None:
+        return (RUNNING, PROMPT_THROUGHPUT)
+    return () if case.figures.highest("prompt_tokens_per_s") is not None else (PROMPT_THROUGHPUT,)
+
+
+def _slow_first_token(case: Case) -> Ruling:
+    """The objective on the first token is missed although nothing waits: computing the prompt takes that long."""
+    missed, physics = case.violates("ttft"), case.physics
+    prompt, budget = case.figures.load.mean_computed_prompt_tokens, case.settings.max_num_batched_tokens
+    if missed is None or physics is None or not prompt or budget is None or (case.queue and case.queue.is_lasting):
+        return NOTHING
+    key, value, bound = missed
+    rounds = ceil(prompt / budget)
+    own_s = rounds * physics.mixed_step_s(max(1, round(prompt / rounds)))
+    if 1e3 * own_s < 0.5 * value:
+        return NOTHING
+    text = (
+        f"{key} is {amount(value)} ms for a bound of {amount(bound)} ms, and computing a prompt of {amount(prompt)} "
+        f"tokens takes about {span(own_s)} by itself: nothing waits, the device needs that long."
+    )
+    return found("prefill_compute_bound", "medium", [text], _REFUTED, {"prefill_s": own_s})
+
+
+def judge_long_prompts(case: Case) -> Ruling:
+    """Half of the requests are quick and a few take ages: they stand behind a long prompt."""
+    value, load = case.figures.value, case.figures.load
+    pairs = [("p50_ttft_ms", "p99_ttft_ms"), ("p50_e2el_ms", "p99_e2el_ms")]
+    ratio, words = 0.0, ""
+    for middle, tail in pairs:
+        low, high = value(middle, middle.replace("p50", "median")), value(tail)
+        if low and high and high / low > ratio:
+            ratio, words = (
+                high / low,
+                f"{middle} is {amount(low)} ms and {tail} {amount(high)} ms, {high / low:.0f} times it.",
+            )
+    rounds, prompt_words = _rounds(case)
+    mixed = bool(
+        load.longest_prompt_tokens
+        and load.median_prompt_tokens
+        and load.longest_prompt_tokens >= limits.LONG_PROMPT_RATIO * load.median_prompt_tokens
+    )
+    is_tail = ratio >= limits.TAIL_RATIO
+    lasting = case.queue is not None and case.queue.is_lasting and case.queue.share >= limits.BURST_SHARE
+    if (
+        rounds is None
+        or rounds < limits.LONG_PROMPT_ROUNDS
+        or not is_tail
+        or (lasting and case.queue and case.queue.is_growing)
+    ):
+        return NOTHING
+    threshold = case.settings.long_prefill_token_threshold or 0
+    figures: Values = {"signature": "p50 flat, p99 up", "tail_ratio": ratio, "rounds_for_prompt": float(ceil(rounds))}
+    texts = [words, prompt_words]
+    if case.settings.is_sglang:
+        texts.append(
+            "SGLang computes one prompt at a time in chunks: the mechanism that would share a step among prompts is "
+            "missing; neither a smaller chunk nor a larger prefill limit changes the shares."
+        )
+    elif threshold > 0:
+        texts.append(f"long_prefill_token_threshold is {threshold} already.")
+    else:
+        texts.append("long_prefill_token_threshold is off, so that a long prompt takes all that decodes leave.")
+    confidence: Confidence = "strong" if mixed or load.median_prompt_tokens is None else "medium"
+    return found(
+        "long_prompt_hol",
+        confidence,
+        texts,
+        ["Slow requests that come without a long prompt in the engine at the same time.", "A P50 that rises as well."],
+        figures,
+    )
+
+
+def _rounds(case: Case) -> tuple[float | None, str]:
+    """Steps that the longest prompt takes the budget for."""
+    longest, budget = case.figures.load.longest_prompt_tokens, case.settings.max_num_batched_tokens
+    if longest is None:
+        longest = case.figures.load.mean_prompt_tokens
+    if not longest or not budget:
+        return None, ""
+    return longest / budget, (
+        f"A prompt of {amount(longest)} tokens takes {ceil(longest / budget)} steps of {budget:,}; a short one that "
+        "arrives meanwhile gets no token before it is done."
+    )

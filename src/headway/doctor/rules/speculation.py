@@ -1,0 +1,126 @@
+"""Speculative decoding that costs more than it gives."""
+
+from __future__ import annotations
+
+from headway.doctor.diagnosis import Confidence
+from headway.doctor.rules import thresholds as limits
+from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent
+from headway.doctor.rules.sweep import setting_effects
+from headway.evidence.engine import EngineSample
+
+_NAMES = frozenset(("speculative_config", "speculative_model", "num_speculative_tokens", "speculation"))
+_REFUTED = [
+    "A lower time per token with speculation on, same prompts, same number of running requests.",
+    "Averages that include prefill or other loads on one side only.",
+]
+_LEAST_DRAFTS = 200.0
+
+
+def judge(case: Case) -> Ruling:
+    """From runs with and without it, from servers with and without it, or from its acceptance."""
+    for rule in (_from_runs, _from_servers, _from_acceptance):
+        ruling = rule(case)
+        if ruling.bottleneck is not None:
+            return ruling
+    return NOTHING
+
+
+def is_on(value: object) -> bool:
+    """Whether a setting's value turns speculation on."""
+    return value not in (None, False, "", 0, "off", "none", "None")
+
+
+def _from_runs(case: Case) -> Ruling:
+    """Runs that differ in speculation alone."""
+    changes = [
+        (effect.relative if is_on(effect.after[effect.names[0]]) else 1 / (1 + effect.relative) - 1, effect.metric)
+        for effect in setting_effects(case.evidence)
+        if len(effect.names) == 1 and effect.names[0] in _NAMES
+    ]
+    if not changes:
+        return NOTHING
+    mean = sum(change for change, _ in changes) / len(changes)
+    if mean <= limits.NO_CHANGE:
+        return NOTHING
+    text = (
+        f"With speculation {changes[0][1].removesuffix('_ms')} is {percent(mean)} worse than without, in "
+        f"{len(changes)} pair(s) of runs."
+    )
+    return found("spec_decode_overhead", "medium", [text], _REFUTED, {"cost_of_speculation": mean})
+
+
+def _from_servers(case: Case) -> Ruling:
+    """Log sections of two servers, one of which speculates, at the same number of running requests."""
+    speculating = {source for source in _sources(case) if _speculates(case, source)}
+    plain = _sources(case) - speculating
+    best: tuple[float, EngineSample, EngineSample] | None = None
+    for one in case.evidence.samples:
+        for other in case.evidence.samples:
+            if one.source not in speculating or other.source not in plain or one.num_running != other.num_running:
+                continue
+            if not one.generation_tokens_per_s or not other.generation_tokens_per_s or not one.num_running:
+                continue
+            ratio = other.generation_tokens_per_s / one.generation_tokens_per_s
+            if best is None or ratio > best[0]:
+                best = (ratio, one, other)
+    if best is None or best[0] < limits.SPECULATION_GAIN:
+        return NOTHING
+    ratio, one, other = best
+    texts = [
+        f"With speculation {amount(one.generation_tokens_per_s or 0)} tokens/s, without "
+        f"{amount(other.generation_tokens_per_s or 0)}, at {amount(one.num_running or 0)} running: {ratio:.1f} times "
+        "as fast without."
+    ]
+    if (accepted := _acceptance(case)) is not None:
+        texts.append(
+            f"{percent(accepted)} of the drafts are accepted, so that it is not the drafts' quality: proposing and "
+            "verifying them costs more than they save."
+        )
+    figures: dict[str, float | str | bool] = {"speedup_without": ratio}
+    return found("spec_decode_overhead", "strong", texts, _REFUTED, figures)
+
+
+def _sources(case: Case) -> set[str]:
+    return {sample.source for sample in case.evidence.samples}
+
+
+def _speculates(case: Case, source: str) -> bool:
+    return any(
+        event.kind == "spec_decode" and event.fields.get("source", source) == source for event in case.evidence.events
+    )
+
+
+def _acceptance(case: Case) -> float | None:
+    totals = case.evidence.totals
+    if totals is not None and (drafted := totals.counters.get("draft_tokens")):
+        return min(1.0, totals.counters.get("accepted_tokens", 0.0) / drafted)
+    rates = [
+        float(value)
+        for event in case.evidence.events
+        if isinstance(value := event.fields.get("acceptance_rate"), int | float)
+    ]
+    return rates[-1] if rates else None
+
+
+def _from_acceptance(case: Case) -> Ruling:
+    """Tokens gained by a step with drafts against what the step costs more, by physics."""
+    drafts, physics = case.settings.num_speculative_tokens, case.physics
+    accepted, totals = _acceptance(case), case.evidence.totals
+    if case.settings.speculation is None or accepted is None or not drafts or physics is None:
+        return NOTHING
+    if totals is not None and 0 < totals.counters.get("draft_tokens", _LEAST_DRAFTS) < _LEAST_DRAFTS:
+        return NOTHING
+    running = max(1, round(case.figures.mean("num_running") or 1))
+    gain = 1 + drafts * accepted
+    context = case.figures.load.mean_prompt_tokens or 1024.0
+    plain_s = physics.decode_step_s(running, context)
+    rows_s = physics.decode_step_s(running * (1 + drafts), context / (1 + drafts))
+    cost = rows_s / plain_s
+    if gain / cost >= limits.SPECULATION_GAIN:
+        return NOTHING
+    text = (
+        f"{percent(accepted)} of {drafts} drafts are accepted: {gain:.2f} tokens a step. With {running} running "
+        f"requests a step that verifies them costs {cost:.2f} times a plain one, before the drafting itself."
+    )
+    confidence: Confidence = "strong" if gain / cost < 0.9 else "medium"
+    return found("spec_decode_overhead", confidence, [text], _REFUTED, {"tokens_per_step": gain, "step_cost": cost})

@@ -29,6 +29,12 @@ def option(default: Any, help: str, *, choices: Sequence[str] = (), flag: str | 
 class SchedulerConfig:
     """What the scheduler is allowed to do in one step. All values concrete, in vLLM's names.
 
+    Example::
+
+        >>> from headway import SchedulerConfig
+        >>> SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=4096).enable_chunked_prefill
+        True
+
     Raises:
         ConfigError: a value, or a combination, that no schedule can satisfy.
     """
@@ -68,6 +74,12 @@ class SchedulerConfig:
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Size and behaviour of the KV-block pool. num_blocks counts the null block, as vLLM's num_gpu_blocks does.
+
+    Example::
+
+        >>> from headway import CacheConfig
+        >>> CacheConfig(num_blocks=1001).block_size
+        16
 
     Raises:
         ConfigError: a size below 1, or a watermark outside [0, 1).

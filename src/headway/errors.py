@@ -19,7 +19,17 @@ from typing import ClassVar
 
 
 class HeadwayError(Exception):
-    """Base of every error meant for a user. `hint` is a second sentence: what to do about it."""
+    """Base of every error meant for a user. `hint` is a second sentence: what to do about it.
+
+    Example::
+
+        >>> from headway import HeadwayError, plan
+        >>> try:
+        ...     plan("llama-3.1-8b", "h1000")
+        ... except HeadwayError as error:
+        ...     error.exit_code
+        2
+    """
 
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1

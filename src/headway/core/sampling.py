@@ -34,6 +34,12 @@ class SamplingParams:
         prompt_logprobs: the same for prompt tokens.
         skip_special_tokens: leave special tokens out of the text.
 
+    Example::
+
+        >>> from headway import SamplingParams
+        >>> SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, stop=("\\n",)).max_tokens
+        64
+
     Raises:
         RequestError: a value is out of range; `param` names it.
     """

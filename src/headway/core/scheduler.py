@@ -49,6 +49,17 @@ class Scheduler:
         engine_version: the vLLM release whose decisions are reproduced.
         max_in_flight: most plans between `schedule` and `update`.
 
+    Example::
+
+        >>> from headway import CacheConfig, Scheduler, SchedulerConfig
+        >>> from headway.core.request import Request, SyntheticContent
+        >>> from headway.core.sampling import SamplingParams
+        >>> limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=512)
+        >>> scheduler = Scheduler(limits, CacheConfig(num_blocks=40), engine_version="0.32.0")
+        >>> scheduler.add(Request("a", SyntheticContent("a"), 100, SamplingParams(max_tokens=8), 512))
+        >>> [item.num_tokens for item in scheduler.schedule(now=0.0).scheduled]
+        [64]
+
     Raises:
         ConfigError: unknown policy or unsupported version.
     """

@@ -54,6 +54,15 @@ class LLM:
         model: a Hugging Face folder or a GGUF file; None is the bundled default.
         options: settings of `EngineOptions`, by name.
 
+    Example::
+
+        >>> from headway import LLM, SamplingParams
+        >>> llm = LLM(max_num_seqs=4)
+        >>> greedy = SamplingParams(temperature=0.0, max_tokens=4)
+        >>> [completion] = llm.generate(["The capital of France is"], greedy)
+        >>> len(completion.token_ids)
+        4
+
     Raises:
         ModelLoadError: the model cannot be read. ConfigError: settings that cannot work.
     """

@@ -19,7 +19,10 @@ def plan(model: str | ModelArchitecture, accelerator: str | Accelerator, **flags
 
     Example::
 
-        plan("llama-3.3-70b", "h100", quantization="fp8", kv_cache_dtype="fp8", max_model_len=8192).num_gpu_blocks
+        >>> from headway import plan
+        >>> planned = plan("llama-3.1-8b", "l40s", max_model_len=32768)
+        >>> planned.fits, planned.num_gpu_blocks > 2048
+        (True, True)
 
     Raises:
         ConfigError: an unknown model or GPU, or flags that cannot be or go together.

@@ -74,7 +74,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """An engine's gauges, and its counters since its start."""
+    """An engine's gauges, and its counters since its start. Those that are None are left out."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -84,8 +84,8 @@ class EngineFigures:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    num_steps: int = 0
-    mean_kv_waste: float = 0.0
+    num_steps: int | None = None
+    mean_kv_waste: float | None = None
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -143,9 +143,11 @@ def engine_families(
     yield one("counter", "vllm:num_preemptions", "Preemptions.", figures.num_preemptions)
     yield one("counter", "vllm:prefix_cache_queries", "Tokens looked up.", figures.prefix_cache_queries)
     yield one("counter", "vllm:prefix_cache_hits", "Tokens found in the prefix cache.", hits)
-    yield one("counter", "headway:engine_steps", "Steps that the engine has run.", figures.num_steps)
-    waste = figures.mean_kv_waste
-    yield one("gauge", "headway:kv_waste_mean", "Share of held KV slots without a computed token, 0 to 1.", waste)
+    if figures.num_steps is not None:
+        yield one("counter", "headway:engine_steps", "Steps that the engine has run.", figures.num_steps)
+    if figures.mean_kv_waste is not None:
+        text = "Share of held KV slots without a computed token, 0 to 1."
+        yield one("gauge", "headway:kv_waste_mean", text, figures.mean_kv_waste)
     if num_speculative_tokens:
         yield from _speculation(figures, labels, num_speculative_tokens)
     yield _cache_info(labels, cache, cache_dtype)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from headway.core.engine import Engine, Listener
 from headway.report.explain import RequestStory, StoryWriter
@@ -14,7 +16,9 @@ from headway.report.perfetto import PerfettoWriter
 from headway.simulation.options import ResolvedDeployment
 from headway.simulation.output_options import OutputOptions
 from headway.simulation.run import Observer
+from headway.simulation.server_log import startup_lines
 from headway.simulation.stories import StoryTeller
+from headway.simulation.telemetry import Telemetry
 from headway.simulation.timeline import Timeline, TraceRecorder
 
 if TYPE_CHECKING:
@@ -109,3 +113,36 @@ class Files(Observer):
             plots,
             [story for _, _, story in sorted(self._slowest, reverse=True)],
         )
+
+
+class TelemetryFiles:
+    """The deployment's scrapes and its log, written while the simulation runs; a context manager."""
+
+    def __init__(self, output: OutputOptions, resolved: ResolvedDeployment) -> None:
+        self._output = output
+        self._files = ExitStack()
+        scrapes, log = self._open(output.metrics_path), self._open(output.log_path)
+        if log is not None:
+            log.writelines(f"{line}\n" for line in startup_lines(resolved))
+        self.telemetry = Telemetry(
+            model_name=resolved.options.model or "simulated",
+            kv_cache_dtype=resolved.options.kv_cache_dtype,
+            on_scrape=None if scrapes is None else lambda _, text: scrapes.write(text),
+            on_log=None if log is None else lambda _, line: log.write(f"{line}\n"),
+            scrape_interval_s=output.scrape_interval_s,
+        )
+
+    def __enter__(self) -> TelemetryFiles:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._files.close()
+
+    def finish(self) -> list[str]:
+        """Write what is left; returns a line for each file."""
+        self.telemetry.close()
+        told = (("Scrapes", self._output.metrics_path), ("Log", self._output.log_path))
+        return [f"{what} written to {path}." for what, path in told if path is not None]
+
+    def _open(self, path: str | None) -> TextIO | None:
+        return None if path is None else self._files.enter_context(Path(path).open("w", encoding="utf-8"))

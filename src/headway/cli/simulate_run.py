@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -80,19 +81,28 @@ class SimulateRun:
         return Simulated(resolved, result, bars, wall_s)
 
     def _simulate_one(self) -> Simulated:
-        files = None
-        if self._output.follows_requests:
-            from headway.cli.simulate_files import Files
+        from headway.cli.simulate_files import Files, TelemetryFiles
 
-            files = Files(self._output, self._resolved, self._title(), self._subtitle())
-        run = self._simulate(self._options.policy, [files] if files is not None else [])
+        files, observers, lines = None, list[Observer](), list[str]()
+        with ExitStack() as stack:
+            if self._output.follows_requests:
+                files = Files(self._output, self._resolved, self._title(), self._subtitle())
+                observers.append(files)
+            telemetry = None
+            if self._output.emits_telemetry:
+                telemetry = stack.enter_context(TelemetryFiles(self._output, self._resolved))
+                observers.append(telemetry.telemetry)
+            run = self._simulate(self._options.policy, observers)
+            if telemetry is not None:
+                lines += telemetry.finish()
         self._console.print(prediction_table(self._title(), run.result.summary, run.bars))
         if run.result.groups:
             self._console.print()
             self._console.print(comparison_table("By kind of client", run.result.groups, SIMULATION_METRICS))
         if files is not None:
-            for line in files.write(run, self._settings()):
-                self._console.print(line)
+            lines += files.write(run, self._settings())
+        for line in lines:
+            self._console.print(line)
         return run
 
     def _settings(self) -> list[tuple[str, str, str]]:

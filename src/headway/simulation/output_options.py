@@ -27,6 +27,15 @@ class OutputOptions:
     requests_path: str | None = option(
         None, "Write a row for each request and why it took as long to this CSV or JSON Lines file.", flag="requests"
     )
+    metrics_path: str | None = option(
+        None,
+        "Write what a Prometheus server would scrape of the deployment's /metrics to this file.",
+        flag="metrics-out",
+    )
+    log_path: str | None = option(
+        None, "Write what a vLLM server of the deployment would log to this file.", flag="log-out"
+    )
+    scrape_interval_s: float = option(15.0, "Virtual time between two scrapes.", unit="seconds")
     fast_forward: bool = option(True, "Take like steps together: the same result, sooner.")
 
     def __post_init__(self) -> None:
@@ -35,11 +44,23 @@ class OutputOptions:
             ("--html", self.html_path),
             ("--perfetto", self.perfetto_path),
             ("--requests", self.requests_path),
+            ("--metrics-out", self.metrics_path),
+            ("--log-out", self.log_path),
         ):
             if path not in (None, "-") and not Path(str(path)).absolute().parent.is_dir():
                 raise ConfigError(f"There is no folder {Path(str(path)).parent} for {flag}.")
         if self.requests_path is not None and Path(self.requests_path).suffix not in (".csv", ".jsonl"):
             raise ConfigError(f"--requests writes .csv or .jsonl, not {self.requests_path!r}.")
+
+        if self.compare_policies and self.emits_telemetry:
+            raise ConfigError("--metrics-out and --log-out are of one server.", hint="Leave --compare-policies out.")
+        if not self.scrape_interval_s > 0:
+            raise ConfigError(f"--scrape-interval-s must be positive, not {self.scrape_interval_s:g}.")
+
+    @property
+    def emits_telemetry(self) -> bool:
+        """Whether what a monitored server would show is asked for."""
+        return self.metrics_path is not None or self.log_path is not None
 
     @property
     def follows_requests(self) -> bool:

@@ -90,3 +90,13 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
             rest = (rest + piece)[:MAX_LINE_BYTES]
     if rest:
         yield rest
+
+
+def text_lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Lines with their ends; bytes that are no UTF-8 are replaced."""
+    for chunk in chunks:
+        parts = chunk.decode("utf-8", errors="replace").split("\n")
+        for part in parts[:-1]:
+            yield part + "\n"
+        if parts[-1]:
+            yield parts[-1]

@@ -15,7 +15,7 @@ mkdir -p "$out"
 for name in azure2023_code azure2023_conv; do
     # shellcheck disable=SC2086  # ARGS holds several flags
     ${HEADWAY:-headway} bench \
-        --trace "$traces/$name.csv.gz" --requests 200 --length-divisor 4 --load 0.7 --seed 0 \
+        --trace "$traces/$name.csv.gz" --num-prompts 200 --length-divisor 4 --load 0.7 --seed 0 \
         --slo ttft_ms=5000,itl_ms=500 \
         --json "$out/$name.json" --plot "$out/$name.svg" ${ARGS:-} | tee "$out/$name.txt"
 done

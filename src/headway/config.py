@@ -20,9 +20,13 @@ BATCHING_POLICIES = ("naive", "static", "continuous", "chunked")
 QUEUE_POLICIES = ("fcfs", "priority")
 
 
-def option(default: Any, help: str, *, choices: Sequence[str] = (), flag: str | None = None, unit: str = "") -> Any:
-    """A dataclass field that is also a command-line option; `flag` defaults to the field's name with dashes."""
-    return field(default=default, metadata={"help": help, "choices": tuple(choices), "flag": flag, "unit": unit})
+def option(
+    default: Any, help: str, *, choices: Sequence[str] = (), flag: str | None = None, unit: str = "", short: str = ""
+) -> Any:
+    """A dataclass field that is also a command-line option; `flag` defaults to the field's name with dashes, and
+    `short` is a second name for it."""
+    metadata = {"help": help, "choices": tuple(choices), "flag": flag, "unit": unit, "short": short}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ class EngineOptions:
         "KV blocks, the null block included; default: computed from memory.",
         flag="num-gpu-blocks-override",
     )
-    kv_cache_memory: int | None = option(
+    kv_cache_memory_bytes: int | None = option(
         None, "Memory for the KV cache, for example 2GiB; default: a share of what is free.", unit="bytes"
     )
     kv_cache_memory_share: float = option(0.4, "Share of free memory that the KV cache takes when no size is given.")
@@ -268,7 +272,7 @@ def resolve(
     """Turn options into a config with concrete values.
 
     Args:
-        free_memory_bytes: memory that the pool may share; needed unless num_blocks or kv_cache_memory is given.
+        free_memory_bytes: memory that the pool may share; needed unless num_blocks or kv_cache_memory_bytes is given.
         step_time: measured on this machine; the token budget follows from it unless it is given.
 
     Raises:
@@ -342,19 +346,19 @@ def _token_budget(target_ms: float, max_num_seqs: int, step_time: StepTime | Non
 def _num_blocks(options: EngineOptions, model: ModelFacts, free_memory_bytes: int | None) -> tuple[int, str]:
     if options.num_blocks is not None:
         return options.num_blocks, "given"
-    if options.kv_cache_memory is not None:
-        size, reason = options.kv_cache_memory, "from the given KV-cache memory"
+    if options.kv_cache_memory_bytes is not None:
+        size, reason = options.kv_cache_memory_bytes, "from the given KV-cache memory"
     elif free_memory_bytes is not None:
         size = int(free_memory_bytes * options.kv_cache_memory_share)
         reason = f"{options.kv_cache_memory_share:.0%} of {free_memory_bytes / 2**30:.1f} GiB free memory"
     else:
-        raise ConfigError("The size of the KV cache is not known.", hint="Give --kv-cache-memory.")
+        raise ConfigError("The size of the KV cache is not known.", hint="Give --kv-cache-memory-bytes.")
     block_bytes = options.block_size * model.kv_bytes_per_token
     num_blocks = size // block_bytes
     if num_blocks < 2:
         raise ConfigError(
             f"{size} bytes hold {num_blocks} KV block(s) of {block_bytes} bytes; at least 2 are needed.",
-            hint=f"Give --kv-cache-memory at least {2 * block_bytes}.",
+            hint=f"Give --kv-cache-memory-bytes at least {2 * block_bytes}.",
         )
     return num_blocks, reason
 

@@ -82,7 +82,7 @@ def scripted_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str, fails: bool = False) -> Result:
-    result = CliRunner().invoke(bench, ["--requests", "40", *arguments])
+    result = CliRunner().invoke(bench, ["--num-prompts", "40", *arguments])
     if not fails and result.exception is not None:
         raise result.exception
     return result
@@ -183,7 +183,7 @@ def test_ctrl_c_reports_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--load", "0.5", "--concurrency", "3"], "--load and --concurrency are different ways"),
         (["--as-recorded"], "--as-recorded needs a trace"),
         (["--capacity", "3", "--request-rate", "2"], "--capacity goes with --load"),
-        (["--requests", "0"], "--requests must be at least 1"),
+        (["--num-prompts", "0"], "--num-prompts must be at least 1"),
         (["--load", "-1"], "--load must be positive"),
         (["--concurrency", "0"], "--concurrency must be positive"),
         (["--slo", "speed=3"], "is not an objective"),

@@ -44,19 +44,19 @@ def test_every_field_has_a_flag_in_vllms_spelling() -> None:
 
 def test_values_are_typed() -> None:
     engine, server, result = parse(
-        *("--max-num-seqs", "8", "--kv-cache-memory", "1.5GiB", "--watermark", "0.1", "--policy", "static"),
+        *("--max-num-seqs", "8", "--kv-cache-memory-bytes", "1.5GiB", "--watermark", "0.1", "--policy", "static"),
         *("--no-enable-prefix-caching", "--async-scheduling", "--no-scheduler-reserve-full-isl"),
         *("--port", "0", "--api-key", "k", "--num-gpu-blocks-override", "9"),
     )
     assert result.exit_code == 0, result.output
-    assert engine.max_num_seqs == 8 and engine.kv_cache_memory == 3 * 2**29 and engine.watermark == 0.1
+    assert engine.max_num_seqs == 8 and engine.kv_cache_memory_bytes == 3 * 2**29 and engine.watermark == 0.1
     assert engine.policy == "static" and engine.enable_prefix_caching is False and engine.async_scheduling is True
     assert engine.scheduler_reserve_full_isl is False and engine.num_blocks == 9
     assert server.port == 0 and server.api_key == "k"
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--kv-cache-memory", "lots"), ("--policy", "best"), ("--port", "http"), ("--no-such-flag",)]
+    "arguments", [("--kv-cache-memory-bytes", "lots"), ("--policy", "best"), ("--port", "http"), ("--no-such-flag",)]
 )
 def test_a_bad_value_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     assert parse(*arguments)[2].exit_code == 2

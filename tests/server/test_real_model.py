@@ -36,7 +36,7 @@ class ServeProcess:
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", "from headway.cli import main; main()", "serve", "--port", "0"]
-        settings = ["--kv-cache-memory", "512MiB", "--max-model-len", "1024", "--num-threads", "2"]
+        settings = ["--kv-cache-memory-bytes", "512MiB", "--max-model-len", "1024", "--num-threads", "2"]
         self.process = subprocess.Popen(
             [*command, *settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

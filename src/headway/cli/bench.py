@@ -25,7 +25,7 @@ def bench(model: str | None, **params: Any) -> None:
     \b
     Examples:
         headway bench
-        headway bench --trace azure2023_conv.csv.gz --requests 200 --length-divisor 4 --load 0.7
+        headway bench --trace azure2023_conv.csv.gz --num-prompts 200 --length-divisor 4 --load 0.7
         headway bench --policies continuous,chunked --request-rate 2 --slo ttft_ms=2000,itl_ms=200 --json -
     """
     from headway.cli.bench_run import BenchRun

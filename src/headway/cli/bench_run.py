@@ -129,7 +129,7 @@ class BenchRun:
             raise ConfigError(
                 f"{_listed(reserving)} {config.scheduler.max_model_len} tokens for each request, "
                 f"but the KV cache holds {_pool_tokens(config)}.",
-                hint="Lower --max-model-len or raise --kv-cache-memory.",
+                hint="Lower --max-model-len or raise --kv-cache-memory-bytes.",
             )
 
     def _measure_capacity(self) -> bool:

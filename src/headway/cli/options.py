@@ -72,7 +72,9 @@ def _option(field: dataclasses.Field[Any], hint: Any, envvar: str | None) -> Cal
     if base is bool:
         shown = "" if default is None else _BOOLEAN_HELP.format("on" if default else "off")
         return click.option(f"--{flag}/--no-{flag}", field.name, default=default, help=text + shown, envvar=envvar)
+    short = field.metadata.get("short")
     return click.option(
+        *([f"--{short}"] if short else []),
         f"--{flag}",
         field.name,
         type=_click_type(field, base),

@@ -17,7 +17,7 @@ from headway.errors import ConfigError
 from headway.simulation.options import DeploymentOptions
 
 _NOT_SIMULATION_ONLY = frozenset(
-    {"model", "num_gpu_blocks_override", "kv_cache_memory_bytes", *(field.name for field in fields(EngineOptions))}
+    {"model", "num_gpu_blocks_override", *(field.name for field in fields(EngineOptions))}
 )
 
 
@@ -63,8 +63,8 @@ def serve(ctx: click.Context, /, model: str | None, model_option: str | None, ex
 
 def deployment_options(model: str | None, params: Mapping[str, Any], given: Collection[str]) -> DeploymentOptions:
     """The deployment to simulate: what was not given is left to the version of vLLM, not to the CPU's defaults."""
-    names = {field.name for field in fields(DeploymentOptions)} | {"num_blocks", "kv_cache_memory"}
-    renamed = {"num_blocks": "num_gpu_blocks_override", "kv_cache_memory": "kv_cache_memory_bytes"}
+    names = {field.name for field in fields(DeploymentOptions)} | {"num_blocks"}
+    renamed = {"num_blocks": "num_gpu_blocks_override"}
     chosen = {renamed.get(name, name): params[name] for name in given if name in names}
     return DeploymentOptions(model=model, **chosen)
 

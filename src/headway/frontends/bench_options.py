@@ -32,7 +32,7 @@ class BenchOptions:
     """
 
     trace: str | None = option(None, "Trace file, CSV or JSON Lines, plain or gzip; default: a generated workload.")
-    requests: int = option(200, "Requests to replay: the first ones of the trace, or as many generated ones.")
+    num_prompts: int = option(200, "Requests to replay: the first ones of the trace, or as many generated ones.")
     policies: str = option(",".join(BATCHING_POLICIES), "Batching policies to compare, separated by commas.")
     length_divisor: float | None = option(
         None, "Divide prompt and output lengths by this; default: 4 for a trace, 1 for a generated workload."
@@ -78,8 +78,8 @@ class BenchOptions:
             raise ConfigError(f"--capacity goes with --load, not with {ways[0]}.")
 
     def _check_ranges(self) -> None:
-        if self.requests < 1:
-            raise ConfigError(f"--requests must be at least 1, not {self.requests}.")
+        if self.num_prompts < 1:
+            raise ConfigError(f"--num-prompts must be at least 1, not {self.num_prompts}.")
         for flag, value in (
             ("--load", self.load),
             ("--capacity", self.capacity),
@@ -136,7 +136,7 @@ class BenchOptions:
         return "generated" if self.trace is None else Path(self.trace).name.split(".")[0]
 
     def _recorded(self, trace: str) -> Sequence[TraceRequest]:
-        return list(read_trace(trace, limit=self.requests, skip_empty=self.skip_empty))
+        return list(read_trace(trace, limit=self.num_prompts, skip_empty=self.skip_empty))
 
     def _generated(self) -> Sequence[TraceRequest]:
         prefix = (
@@ -144,7 +144,7 @@ class BenchOptions:
         )
         # Made at one request a second; the rate that is asked for is applied to any workload alike, later.
         spec = Generated(
-            self.requests,
+            self.num_prompts,
             requests_per_s=1.0,
             burstiness=self.burstiness,
             prompt=parse_length(self.prompt_tokens),

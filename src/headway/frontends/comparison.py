@@ -69,7 +69,7 @@ def check_fits(workload: Workload, max_model_len: int, pool_tokens: int) -> None
             raise WorkloadError(
                 f"Request {index + 1} of the workload has {item.num_prompt_tokens} + {item.num_output_tokens} tokens, "
                 f"more than {holder} ({limit}).",
-                hint="Shorten requests with --length-divisor, or raise --max-model-len or --kv-cache-memory.",
+                hint="Shorten requests with --length-divisor, or raise --max-model-len or --kv-cache-memory-bytes.",
             )
 
 

@@ -160,3 +160,5 @@ class Diagnosis:
     figures: Mapping[str, float] = field(default_factory=dict)
     """What was read from the evidence, by name and unit, such as `p50_ttft_ms`."""
     unusable: tuple[str, ...] = ()
+    is_clean: bool = False
+    """Nothing wrong was found, in what runs or in the flags; what is missing may still hide something."""

@@ -21,11 +21,20 @@ QUEUE_POLICIES = ("fcfs", "priority")
 
 
 def option(
-    default: Any, help: str, *, choices: Sequence[str] = (), flag: str | None = None, unit: str = "", short: str = ""
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] = (),
+    flag: str | None = None,
+    unit: str = "",
+    short: str = "",
+    bare: str = "",
 ) -> Any:
-    """A dataclass field that is also a command-line option; `flag` defaults to the field's name with dashes, and
-    `short` is a second name for it."""
-    metadata = {"help": help, "choices": tuple(choices), "flag": flag, "unit": unit, "short": short}
+    """A dataclass field that is also a command-line option; `flag` defaults to the field's name with dashes.
+
+    `short` is a second name for it, `bare` its value where it is written without one.
+    """
+    metadata = {"help": help, "choices": tuple(choices), "flag": flag, "unit": unit, "short": short, "bare": bare}
     return field(default=default, metadata=metadata)
 
 

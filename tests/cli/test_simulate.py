@@ -75,7 +75,7 @@ def test_policies_side_by_side() -> None:
 def test_files(tmp_path: Path) -> None:
     """A report without scripts or links, a trace that is one JSON document, a row for each request."""
     html, trace, rows = tmp_path / "report.html", tmp_path / "trace.json.gz", tmp_path / "rows.csv"
-    result = _run(*TOY, "--html", str(html), "--perfetto", str(trace), "--requests", str(rows))
+    result = _run(*TOY, "--html", str(html), "--perfetto", str(trace), "--requests-out", str(rows))
     assert result.exit_code == 0
     page = html.read_text()
     assert page.count("<svg") >= 5 and "<script" not in page and "The slowest requests" in page
@@ -117,7 +117,7 @@ def test_speculation_raises_tokens_a_step() -> None:
         (("--model", "llama-3.1-8b", "--gpu", "b9000"), ConfigError, "b9000"),
         (("--model", "llama-3.3-70b", "--gpu", "l4"), ConfigError, "does not fit"),
         ((*TOY, "--json", "/no/such/folder/x.json"), ConfigError, "--json"),
-        ((*TOY, "--requests", "rows.txt"), ConfigError, r"\.csv"),
+        ((*TOY, "--requests-out", "rows.txt"), ConfigError, r"\.csv"),
         ((*TOY, "--trace", "nowhere.csv"), WorkloadError, "nowhere.csv"),
         ((*TOY, "--speculative-config", "{}"), ConfigError, "num_speculative_tokens"),
         ((*TOY, "--concurrency", "2", "--ramp", "1-2"), ConfigError, "different ways"),

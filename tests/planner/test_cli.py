@@ -117,13 +117,13 @@ def test_fragmentation_prints_every_policy() -> None:
     """Reservation, paging at each block size, and sharing where there is something to share."""
     document = as_json(
         "fragmentation",
-        "--prompt-len",
+        "--prompt-tokens",
         "100",
-        "--output-len",
+        "--output-tokens",
         "50-150",
-        "--requests",
+        "--num-prompts",
         "100",
-        "--shared-prefix",
+        "--shared-prefix-tokens",
         "256",
         "--block-sizes",
         "16,64",

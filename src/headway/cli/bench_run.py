@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from rich.console import Console
-
 from headway import factory
+from headway.cli.console import make_console
 from headway.cli.json_output import check_json_path, write_json
 from headway.config import EngineConfig, EngineOptions
 from headway.core.arrivals import TraceSource
@@ -77,7 +76,7 @@ class BenchRun:
         check_json_path(options.json_path)
         self._workload = options.workload()
         self._capacity = options.capacity
-        self._console = Console(stderr=options.json_path == "-")
+        self._console = make_console(stderr=options.json_path == "-")
         self._engine_options = engine_options
         self._model = factory.load_model(model, engine_options)
         self._make_engine = EngineFactory(self._model, engine_options)

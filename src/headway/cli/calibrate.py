@@ -99,11 +99,10 @@ def _logged_blocks(path: Path) -> int | None:
 
 
 def _print(result: Calibration, out: Path) -> None:
-    from rich.console import Console
-
+    from headway.cli.console import make_console
     from headway.report.tables import new_table
 
-    console = Console()
+    console = make_console()
     profile = result.profile
     if result.fits:
         table = new_table()

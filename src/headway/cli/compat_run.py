@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
 from headway.catalog.compatibility import Row
 from headway.cli.compat_tables import diff_tables, findings_table, matrix_table
 from headway.cli.config_run import FINDINGS, FINE, UNREADABLE, write_sarif
+from headway.cli.console import make_console
 from headway.compat.diff import VersionDiff, diff_versions
 from headway.compat.judge import Finding, Judgement, judge
 from headway.compat.matrix import LEGEND, feature_matrix, pairs_of
@@ -38,7 +38,7 @@ class CompatRun:
         self._sarif = sarif
         self._gpu = gpu
         self._model = model
-        self._console = Console()
+        self._console = make_console()
 
     def matrix(self, version: str, engine: str | None) -> int:
         """The feature x feature table."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from headway.catalog.flags import flags_of
+from headway.cli.console import make_console
 from headway.compat.sarif import Report, sarif_log
 from headway.deployment.effective import Effective, Setting, resolve_effective
 from headway.deployment.invocation import Lint
@@ -141,7 +141,7 @@ def shown(effective: Effective, show_all: bool) -> dict[str, Setting]:
 
 
 def _print(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], *, show_all: bool, quiet: bool) -> None:
-    console = Console()
+    console = make_console()
     for index, (path, effective) in enumerate(results):
         if not quiet:
             console.print(settings_table(path, effective, show_all))

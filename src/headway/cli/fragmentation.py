@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +16,19 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--trace", type=click.Path(path_type=Path), help="A trace, or a CSV file of lengths.", metavar="FILE")
-@click.option("--prompt-len", default="1", show_default=True, help="Prompt lengths, without a trace.", metavar="SPEC")
 @click.option(
-    "--output-len",
+    "--prompt-tokens", default="1", show_default=True, help="Prompt lengths, without a trace.", metavar="SPEC"
+)
+@click.option(
+    "--output-tokens",
     default="normal:mean=1500,std=600,max=8191",
     show_default=True,
     help="Output lengths, without a trace.",
     metavar="SPEC",
 )
-@click.option("--requests", "num_requests", default=1000, show_default=True, metavar="N")
+@click.option("--num-prompts", "num_requests", default=1000, show_default=True, metavar="N")
 @click.option(
-    "--shared-prefix", default=0, help="Tokens that all prompts begin with, without a trace.", metavar="TOKENS"
+    "--shared-prefix-tokens", default=0, help="Tokens that all prompts begin with, without a trace.", metavar="TOKENS"
 )
 @click.option(
     "--max-model-len", type=int, help="Default: 8192, or the longest request's power of two.", metavar="TOKENS"
@@ -46,8 +47,8 @@ def fragmentation(**params: Any) -> None:
     \b
     Examples:
         headway fragmentation
-        headway fragmentation --trace azure2023_conv.csv.gz --requests 2000
-        headway fragmentation --prompt-len 700 --output-len 300 --shared-prefix 512
+        headway fragmentation --trace azure2023_conv.csv.gz --num-prompts 2000
+        headway fragmentation --prompt-tokens 700 --output-tokens 300 --shared-prefix-tokens 512
     """
     requests = _requests(params)
     longest = max(request.num_prompt_tokens + request.num_output_tokens for request in requests)
@@ -74,10 +75,10 @@ def _requests(params: dict[str, Any]) -> list[TraceRequest]:
     if params["trace"] is not None:
         return read_lengths(params["trace"], params["num_requests"])
     return described_lengths(
-        params["prompt_len"],
-        params["output_len"],
+        params["prompt_tokens"],
+        params["output_tokens"],
         params["num_requests"],
-        shared_prefix=params["shared_prefix"],
+        shared_prefix=params["shared_prefix_tokens"],
         seed=params["seed"],
     )
 
@@ -105,11 +106,10 @@ def _measure(requests: list[TraceRequest], pool: int, max_model_len: int, block_
 
 
 def _print(results: list[KVUse], num_requests: int, max_model_len: int, pool: int) -> None:
-    from rich.console import Console
-
+    from headway.cli.console import make_console
     from headway.report.tables import new_table
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = make_console()
     console.print(f"{num_requests:,} requests, max_model_len {max_model_len:,}, pool of {pool:,} tokens")
     table = new_table()
     for name in (

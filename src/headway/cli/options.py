@@ -72,7 +72,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, envvar: str | None) -> Cal
     if base is bool:
         shown = "" if default is None else _BOOLEAN_HELP.format("on" if default else "off")
         return click.option(f"--{flag}/--no-{flag}", field.name, default=default, help=text + shown, envvar=envvar)
-    short = field.metadata.get("short")
+    short, bare = field.metadata.get("short"), field.metadata.get("bare")
     return click.option(
         *([f"--{short}"] if short else []),
         f"--{flag}",
@@ -83,6 +83,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, envvar: str | None) -> Cal
         metavar=_metavar(field, base),
         help=text,
         envvar=envvar,
+        **({"is_flag": False, "flag_value": bare} if bare else {}),
     )
 
 

@@ -64,8 +64,8 @@ _NOT_FITTING = 2
 def plan(**params: Any) -> None:
     """Plan MODEL's memory on a GPU: will it fit, how many KV tokens and blocks, and what to change.
 
-    MODEL is a catalogue id or a part of one (llama-3.3-70b), a folder with config.json, or a config.json file. Exits
-    with 0 if it fits and with 2 if not, or if the flags cannot be.
+    MODEL is a catalogue id or a part of one (llama-3.3-70b), a folder with config.json, or a config.json file. Exit
+    codes: 0 it fits, 2 it does not, or the flags cannot be.
 
     \b
     Examples:
@@ -85,8 +85,7 @@ def plan(**params: Any) -> None:
 
 
 def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
-    from rich.console import Console
-
+    from headway.cli.console import make_console
     from headway.planner.advice import at_lengths
     from headway.planner.fixes import find_fixes, find_gains
     from headway.planner.plan import make_plan
@@ -105,7 +104,7 @@ def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
             document["log"] = _log_documents(logs, planned)
         click.echo(json.dumps(document, indent=2))
     else:
-        console = Console(width=None if sys.stdout.isatty() else 140)
+        console = make_console()
         print_plan(console, planned, fixes, no_help, gains, lengths=lengths, advice=advice)
         if logs:
             _explain(logs, planned, as_json=False)
@@ -240,15 +239,14 @@ def _log_documents(logs: list[StartupLog], planned: Any) -> list[dict[str, Any]]
 
 
 def _explain(logs: list[StartupLog], planned: Any, *, as_json: bool) -> None:
-    from rich.console import Console
-
+    from headway.cli.console import make_console
     from headway.planner.explain_log import compare_start_ups, compare_terms, explain
     from headway.planner.report import log_table
 
     if as_json:
         click.echo(json.dumps({"log": _log_documents(logs, planned)}, indent=2))
         return
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = make_console()
     for log in logs:
         console.print(log_table(compare_terms(log, planned)))
         for line in explain(log):

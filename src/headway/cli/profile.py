@@ -30,9 +30,8 @@ def profile(model: str | None, out: Path, repeats: int, **params: Any) -> None:
     Example:
         headway profile --out profile/ --max-num-seqs 16
     """
-    from rich.console import Console
-
     from headway.accuracy.step_profile import ProfileLimits, grid, host_seconds, time_steps, write_steps
+    from headway.cli.console import make_console
     from headway.core.arrivals import TraceSource
     from headway.core.clock import WallClock
     from headway.factory import build_engine, load_model
@@ -49,7 +48,7 @@ def profile(model: str | None, out: Path, repeats: int, **params: Any) -> None:
         cache.num_blocks,
         cache.block_size,
     )
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     points = grid(limits)
     with console.status("") as status:
 

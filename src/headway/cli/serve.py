@@ -16,9 +16,7 @@ from headway.config import EngineConfig, EngineOptions, ServerOptions
 from headway.errors import ConfigError
 from headway.simulation.options import DeploymentOptions
 
-_NOT_SIMULATION_ONLY = frozenset(
-    {"model", "num_gpu_blocks_override", *(field.name for field in fields(EngineOptions))}
-)
+_NOT_SIMULATION_ONLY = frozenset({"model", "num_gpu_blocks_override", *(field.name for field in fields(EngineOptions))})
 
 
 @click.command()

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from rich.console import Console
-
+from headway.cli.console import make_console
 from headway.cli.json_output import write_json
 from headway.config import BATCHING_POLICIES
 from headway.core.policies import make_policy
@@ -47,7 +46,7 @@ class SimulateRun:
         self._slo = parse_slo(output.slo)
         self._resolved = deployment.resolve()
         self._requests, self._facts = workload.open()
-        self._console = Console(stderr=output.json_path == "-")
+        self._console = make_console(stderr=output.json_path == "-")
 
     def execute(self) -> None:
         """Simulate, print and write."""

@@ -73,11 +73,10 @@ def _print_json(result: Validation) -> None:
 
 
 def _print_table(results: Sequence[Validation]) -> None:
-    from rich.console import Console
-
+    from headway.cli.console import make_console
     from headway.report.tables import new_table
 
-    console = Console()
+    console = make_console()
     table = new_table()
     for column in ("run", "metric", "measured", "predicted", "error"):
         table.add_column(column, justify="left" if column in ("run", "metric") else "right")

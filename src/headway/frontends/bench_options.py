@@ -55,7 +55,9 @@ class BenchOptions:
     skip_empty: bool = option(False, "Leave out rows of a trace that have zero tokens (failed requests).")
     slo: str = option("", "Objectives for goodput, such as ttft_ms=2000,itl_ms=200 (also tpot_ms, e2el_ms).")
     seed: int = option(0, "Seed of prompts and generated workloads.")
-    json_path: str | None = option(None, "Write one JSON object a policy to this file; - is stdout.", flag="json")
+    json_path: str | None = option(
+        None, "Print one JSON object a policy, or write them to this file.", flag="json", bare="-"
+    )
     plot_path: str | None = option(None, "Write a plot to this SVG file.", flag="plot")
 
     def __post_init__(self) -> None:

@@ -19,13 +19,17 @@ class OutputOptions:
 
     compare_policies: bool = option(False, "Simulate naive, static, continuous and chunked side by side.")
     slo: str = option("", "Objectives for goodput, such as ttft_ms=500,tpot_ms=50 (also itl_ms, e2el_ms).")
-    json_path: str | None = option(None, "Write one JSON object a policy to this file; - is stdout.", flag="json")
+    json_path: str | None = option(
+        None, "Print one JSON object a policy, or write them to this file.", flag="json", bare="-"
+    )
     html_path: str | None = option(None, "Write a report with plots to this HTML file.", flag="html")
     perfetto_path: str | None = option(
         None, "Write a trace for ui.perfetto.dev to this file (.json or .json.gz).", flag="perfetto"
     )
     requests_path: str | None = option(
-        None, "Write a row for each request and why it took as long to this CSV or JSON Lines file.", flag="requests"
+        None,
+        "Write a row for each request and why it took as long to this CSV or JSON Lines file.",
+        flag="requests-out",
     )
     metrics_path: str | None = option(
         None,
@@ -43,14 +47,14 @@ class OutputOptions:
             ("--json", self.json_path),
             ("--html", self.html_path),
             ("--perfetto", self.perfetto_path),
-            ("--requests", self.requests_path),
+            ("--requests-out", self.requests_path),
             ("--metrics-out", self.metrics_path),
             ("--log-out", self.log_path),
         ):
             if path not in (None, "-") and not Path(str(path)).absolute().parent.is_dir():
                 raise ConfigError(f"There is no folder {Path(str(path)).parent} for {flag}.")
         if self.requests_path is not None and Path(self.requests_path).suffix not in (".csv", ".jsonl"):
-            raise ConfigError(f"--requests writes .csv or .jsonl, not {self.requests_path!r}.")
+            raise ConfigError(f"--requests-out writes .csv or .jsonl, not {self.requests_path!r}.")
 
         if self.compare_policies and self.emits_telemetry:
             raise ConfigError("--metrics-out and --log-out are of one server.", hint="Leave --compare-policies out.")

@@ -1,0 +1,16 @@
+"""The console that every sub-command prints to."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+_WIDTH_OF_NO_TERMINAL = 140
+"""A pipe or file has no width of its own; at the usual 80 columns wide tables would be squeezed."""
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console as wide as the terminal; tables of a `--json -` run go to stderr."""
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, width=None if is_terminal else _WIDTH_OF_NO_TERMINAL)

@@ -25,7 +25,7 @@ class ChunkStep:
 
 def judge(case: Case) -> Ruling:
     """Too large, too small, or large for nothing."""
-    for rule in (_too_large, _too_small, _wasteful):
+    for rule in (_whole_prompts, _too_large, _too_small, _wasteful):
         ruling = rule(case)
         if ruling.bottleneck is not None:
             return ruling
@@ -148,6 +148,23 @@ def _largest_chunks(step: ChunkStep) -> str:
     parts = [f"{largest_chunk(step, target):,.0f} tokens for {span(target)}" for target in limits.ITL_TARGETS_S]
     sizes = " and ".join(parts)
     return f"The largest chunk at that rate is about {sizes}; prompts then take more steps to their first token."
+
+
+def _whole_prompts(case: Case) -> Ruling:
+    """Chunked prefill is off, and gaps between tokens are as long as whole prompts take."""
+    tail = case.figures.value("p99_itl_ms", "max_itl_ms")
+    usual = case.figures.value("p50_itl_ms", "median_itl_ms", "mean_itl_ms", "mean_tpot_ms")
+    if case.settings.enable_chunked_prefill is not False or case.wants_throughput or not tail or not usual:
+        return NOTHING
+    missed = case.violates("itl", "tpot")
+    if tail < limits.STALL_RATIO * usual or (missed is None and tail < 1e3 * limits.STALLED_ITL_S):
+        return NOTHING
+    texts = [
+        f"The P99 gap between tokens is {amount(tail)} ms, {tail / usual:.1f} times the usual {amount(usual)} ms.",
+        "Chunked prefill is off, so that decodes wait for whole prompts.",
+    ]
+    refuted = ["Gaps as long in intervals without any prefill."]
+    return found("chunk_missized", "medium", texts, refuted, {"direction": "on"})
 
 
 # ---------------------------------------------------------------- too small

@@ -102,7 +102,7 @@ def _chunk(case: Case, found: Bottleneck) -> Iterator[Fix]:
     budget, direction = settings.max_num_batched_tokens, found.figures.get("direction")
     if direction == "on":
         tokens = max(2048, least_budget(settings))
-        reason = f"Prompts are then computed in chunks beside the decodes{_speculation_words(case)}."
+        reason = "Prompts are then computed in chunks beside the decodes."
         yield change(
             "enable_chunked_prefill", False, True, reason, found.kind, f"Set max_num_batched_tokens {tokens} with it."
         )
@@ -110,13 +110,6 @@ def _chunk(case: Case, found: Bottleneck) -> Iterator[Fix]:
         yield from _larger_chunk(case, found, budget)
     elif budget is not None:
         yield from _smaller_chunk(case, found, budget)
-
-
-def _speculation_words(case: Case) -> str:
-    if case.settings.speculation is None:
-        return "; no speculative decoding is on that it could collide with"
-    version = ".".join(map(str, case.settings.version)) if case.settings.version else "this version"
-    return f"; speculative decoding is on, and the data for {version} has nothing against the two together"
 
 
 def _larger_chunk(case: Case, found: Bottleneck, budget: int) -> Iterator[Fix]:

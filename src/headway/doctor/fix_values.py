@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from headway.catalog.flags import flags_of
-from headway.compat import Finding, judge
-from headway.deployment.arguments import Written
-from headway.deployment.effective import Effective, resolve_effective
-from headway.deployment.words import Word
 from headway.doctor.in_effect import InEffect
 from headway.doctor.rules.base import Case
 from headway.errors import HeadwayError
@@ -30,9 +24,6 @@ SGLANG_NAMES = {
     "speculative_config": "speculative_algorithm",
 }
 """What SGLang calls a setting of vLLM's; it has none of the others."""
-_BREAKS = frozenset(
-    ("unknown_flag", "rejected", "unsupported", "runtime_crash", "wrong_output", "silent_noop", "ignored")
-)
 
 
 def round_down(value: float, step: int) -> int:
@@ -85,61 +76,3 @@ def exists(settings: InEffect, name: str) -> bool:
     if settings.is_sglang:
         return name in SGLANG_NAMES
     return settings.version is None or name in flags_of(settings.version)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A change that the deployment's release would not take."""
-
-    setting: str
-    finding: Finding
-
-
-def refusal(effective: Effective | None, setting: str, value: Any) -> Refusal | None:
-    """What the exact release has against a change, as far as the compatibility data tells."""
-    if effective is None or setting in OUTSIDE_SETTINGS or value is None:
-        return None
-    changed = changed_effective(effective, setting, value)
-    if changed is None:
-        return None
-    known = {finding.id or finding.message for finding in judge(effective).findings}
-    for finding in judge(changed).findings:
-        if finding.verdict in _BREAKS and (finding.id or finding.message) not in known:
-            return Refusal(setting, finding)
-    return None
-
-
-def changed_effective(effective: Effective, setting: str, value: Any) -> Effective | None:
-    """The deployment with one setting written anew, in the same release; None where it cannot be written."""
-    flag = flags_of(effective.version).get(setting)
-    if flag is None:
-        return None
-    invocation = copy.copy(effective.invocation)
-    if invocation.form == "settings":
-        written = Written(setting, value, flag.option, str(value))
-        invocation.settings = {**invocation.settings, setting: written}
-    else:
-        invocation.words = [*invocation.words, *_words(flag.option, flag.kind(effective.version), value)]
-    try:
-        return resolve_effective(
-            invocation,
-            engine_version=effective.version_text,
-            accelerator=effective.accelerator.id if effective.accelerator is not None else None,
-        )
-    except HeadwayError:
-        return None
-
-
-def _words(option: str, kind: str, value: Any) -> list[Word]:
-    if isinstance(value, bool):
-        if kind == "store_bool":
-            return [Word(option), Word(str(value))]
-        return [Word(option if value else f"--no-{option[2:]}")]
-    text = (
-        json.dumps(value)
-        if isinstance(value, dict | list)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
-    return [Word(option), Word(text)]

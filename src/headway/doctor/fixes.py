@@ -10,7 +10,7 @@ from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Fix, MustNot, P
 from headway.doctor.evidence import Evidence
 from headway.doctor.fix_makers import MAKERS
 from headway.doctor.fix_memory import USUAL_UTILIZATION, raise_utilization
-from headway.doctor.fix_values import OUTSIDE_SETTINGS, SGLANG_NAMES, Refusal, exists, refusal
+from headway.doctor.fix_values import OUTSIDE_SETTINGS, SGLANG_NAMES, exists
 from headway.doctor.forbidden import forbidden
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, case_of
@@ -38,11 +38,10 @@ class _Advice:
     def __init__(self, case: Case, findings: Findings) -> None:
         self._case = case
         self._findings = findings
-        refused: list[Refusal] = []
         idle = set(no_effect_settings(case))
         fixes = [fix for fix in self._raw() if self._is_open(fix) and fix.setting not in idle]
-        self.fixes = [fix for fix in _without_repeats(fixes) if not self._is_refused(fix, refused)]
-        self.must_not = list(self._warnings(refused))
+        self.fixes = _without_repeats(fixes)
+        self.must_not = list(self._warnings())
 
     def _raw(self) -> Iterator[Fix]:
         yield from measured_fixes(self._case)
@@ -82,36 +81,18 @@ class _Advice:
             value = self._case.evidence.effective.value(setting)
         return default if value is None else value
 
-    def _is_refused(self, fix: Fix, refused: list[Refusal]) -> bool:
-        found = refusal(self._case.evidence.effective, fix.setting, fix.to_value)
-        if found is not None:
-            refused.append(found)
-        return found is not None
-
     def _in_engine_words(self, fix: Fix) -> Fix:
         if not self._case.settings.is_sglang or fix.setting not in SGLANG_NAMES:
             return fix
         return replace(fix, note=f"SGLang calls it {SGLANG_NAMES[fix.setting]}.")
 
-    def _warnings(self, refused: list[Refusal]) -> Iterator[MustNot]:
+    def _warnings(self) -> Iterator[MustNot]:
         taken = {fix.setting for fix in self.fixes}
         told: set[str] = set()
-        for item in [
-            *_refusals(refused),
-            *_idle_settings(self._case),
-            *forbidden(self._case, self._findings, self.fixes),
-        ]:
+        for item in [*_idle_settings(self._case), *forbidden(self._case, self._findings)]:
             if item.setting not in taken and item.setting not in told:
                 told.add(item.setting)
                 yield item
-
-
-def _refusals(refused: Iterable[Refusal]) -> Iterator[MustNot]:
-    for item in refused:
-        fix = f" {item.finding.fix}" if item.finding.fix else ""
-        yield MustNot(
-            item.setting, f"This release: {item.finding.verdict.replace('_', ' ')}. {item.finding.message}{fix}"
-        )
 
 
 def _idle_settings(case: Case) -> Iterator[MustNot]:

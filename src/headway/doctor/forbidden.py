@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from headway.doctor.diagnosis import Fix, MustNot
+from headway.doctor.diagnosis import MustNot
 from headway.doctor.fix_memory import HIGHEST_UTILIZATION
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, amount, percent
 
-DUTY_CYCLE = "gpu_utilization"
-_SCALING = frozenset(("replicas", "tensor_parallel_size", "request_rate"))
 
-
-def forbidden(case: Case, findings: Findings, fixes: Sequence[Fix]) -> Iterator[MustNot]:
+def forbidden(case: Case, findings: Findings) -> Iterator[MustNot]:
     """What not to do, by what was found and by what is on already."""
     yield from _by_finding(case, findings)
     yield from _already_on(case)
     yield from _exhausted(case)
-    if any(fix.setting in _SCALING for fix in fixes):
-        reason = (
-            "Busy time of the GPU (duty cycle) is near 100 % at any load and says nothing about room: scale on "
-            "requests waiting, KV usage and time to first token."
-        )
-        yield MustNot(DUTY_CYCLE, reason)
 
 
 def _by_finding(case: Case, findings: Findings) -> Iterator[MustNot]:

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import platform
 import sys
-from importlib import import_module
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from importlib.util import find_spec
 
 import click
 
 from headway import __version__
+from headway.config import REFERENCE_ENGINE_VERSION
 from headway.errors import HeadwayError
 
-_COMMANDS = (
-    "serve",
-    "bench",
-    "simulate",
-    "steplog",
-    "plan",
-    "fragmentation",
-    "config",
-    "compat",
-    "calibrate",
-    "validate",
-    "profile",
-    "kernels",
-)
+_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Run a model here": {
+        "serve": "an OpenAI endpoint on a real model, or a stand-in for a GPU deployment",
+        "bench": "four batching policies side by side on the real model",
+    },
+    "Predict a deployment": {
+        "simulate": "throughput and latency of model × GPU × vLLM flags × release, without a GPU",
+        "plan": "will it fit, how many KV blocks, and the smallest change that makes it fit",
+        "fragmentation": "KV waste of contiguous reservation against paging",
+    },
+    "Check and repair one": {
+        "doctor": "the bottleneck of a running deployment, and fixes ranked by their simulated effect",
+        "config": "what a deployment's flags really do in one exact release",
+        "compat": "which flags go together, and what changes between two releases",
+    },
+    "Make predictions yours": {
+        "calibrate": "fit the simulator to benchmarks or metrics that you have",
+        "profile": "time the real model's steps on this machine",
+        "validate": "replay recorded runs: predicted against measured",
+    },
+    "Under the hood": {
+        "steplog": "every decision of the scheduler on a workload",
+        "kernels": "compile the native int8 kernels ahead of time",
+        "completion": "shell completion",
+    },
+}
+_COMMANDS = tuple(name for group in _GROUPS.values() for name in group)
 
 
 class _LazyGroup(click.Group):
@@ -31,6 +48,12 @@ class _LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """By what one wants to do, in words that are read without importing the commands."""
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
@@ -40,10 +63,48 @@ class _LazyGroup(click.Group):
         return command
 
 
+_PIECES = (
+    ("torch", "the real engine", "torch"),
+    ("starlette", "the HTTP server", "serve"),
+    ("aiconfigurator_core", "the aiconfigurator oracle", "aic"),
+)
+"""A module, what it is for, and the extra that brings it."""
+
+
+def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    click.echo(
+        f"headway {__version__}, Python {platform.python_version()}; the scheduler of vLLM {REFERENCE_ENGINE_VERSION}"
+    )
+    for module, purpose, extra in _PIECES:
+        if find_spec(module) is None:
+            click.echo(f"  {purpose}: not installed (pip install 'headway[{extra}]')")
+        else:
+            click.echo(f"  {purpose}: {module} {_release(module)}")
+    ctx.exit()
+
+
+def _release(module: str) -> str:
+    try:
+        return metadata.version(module.replace("_", "-"))
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="headway")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="What is installed."
+)
 def cli() -> None:
-    """An LLM serving engine whose scheduler also runs under a virtual clock."""
+    """An LLM serving engine whose scheduler also runs under a virtual clock.
+
+    \b
+    Start with:
+        headway serve                                               chat with the bundled model
+        headway simulate --model llama-3.1-8b --gpu l40s            predict a GPU deployment
+        headway plan llama-3.3-70b --gpu h100 --quantization fp8    see whether it fits
+    """
 
 
 def main() -> None:

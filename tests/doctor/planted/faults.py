@@ -1,0 +1,175 @@
+"""Deployments with one fault each, and healthy ones. Every fault is in the deployment or its load, never in the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from headway.doctor.diagnosis import BottleneckKind
+from headway.executors.simulated.oracle import DecodePricer, ErrorBar, LatencyOracle, Part, StepShape, StepTime
+from headway.simulation.options import DeploymentOptions
+from tests.doctor.planted.server import Load, Server, evenly, poisson, together
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A server, what is wrong with it, and what its operator asked of the doctor.
+
+    Args:
+        metric: the summary key that the fault spoils.
+        improves: what share of it must at most be left once the first fix is made.
+        bounds: the operator's objectives.
+    """
+
+    server: Server
+    kind: BottleneckKind
+    metric: str = "p99_ttft_ms"
+    improves: float = 0.5
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    goal: str = "latency"
+
+
+def _llama(gpu: str = "l40s", **changes: object) -> DeploymentOptions:
+    return replace(DeploymentOptions(model="llama-3.1-8b", gpu=gpu, max_model_len=16384), **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Stalling:
+    """An oracle whose machine hangs for a while, again and again: what a collective or a compiler does.
+
+    Args:
+        every: steps between two stalls.
+    """
+
+    inner: LatencyOracle
+    every: int
+    stall_s: float
+    _steps: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def provenance(self) -> str:
+        """See `LatencyOracle`."""
+        return self.inner.provenance
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """See `LatencyOracle`."""
+        self._steps[0] += 1
+        time = self.inner.step_time(shape)
+        return time._replace(device_s=time.device_s + self.stall_s) if self._steps[0] % self.every == 0 else time
+
+    def decode_pricer(self, num_decodes: int) -> DecodePricer:
+        """See `LatencyOracle`."""
+        return self.inner.decode_pricer(num_decodes)
+
+    def host_time(self, num_tokens: int, num_requests: int) -> float:
+        """See `LatencyOracle`."""
+        return self.inner.host_time(num_tokens, num_requests)
+
+    def explain(self, shape: StepShape) -> list[Part]:
+        """See `LatencyOracle`."""
+        return list(self.inner.explain(shape))
+
+    def error_bar(self) -> ErrorBar | None:
+        """See `LatencyOracle`."""
+        return self.inner.error_bar()
+
+
+FAULTS: dict[str, Planted] = {
+    "pool_too_small": Planted(
+        Server(_llama(gpu_memory_utilization=0.45), Load(poisson(2.5, 240, (600, 1400), (300, 900)))),
+        "kv_starvation",
+    ),
+    "one_long_hog": Planted(
+        Server(
+            _llama(max_model_len=131072, gpu_memory_utilization=0.8),
+            Load(together(evenly(1, 0, 120_000, 8000), poisson(0.1, 200, (40_000, 44_000), (50, 100), start_s=30))),
+        ),
+        "kv_starvation",
+    ),
+    "too_few_seats": Planted(
+        Server(_llama("h100", max_num_seqs=8), Load(poisson(6, 180, (300, 700), (200, 400)))), "waiting_queue_stall"
+    ),
+    "prompts_beyond_prefill": Planted(
+        Server(_llama(max_num_batched_tokens=8192), Load(poisson(2.2, 180, (5500, 6500), (2, 2)))),
+        "prefill_compute_bound",
+    ),
+    "chunk_too_large": Planted(
+        Server(
+            _llama(max_num_batched_tokens=16384, max_model_len=32768),
+            Load(together(poisson(0.8, 240, (100, 300), (100, 300)), poisson(0.3, 240, (15_000, 16_000), (20, 40)))),
+        ),
+        "chunk_missized",
+        metric="p99_itl_ms",
+        bounds={"p99_itl_ms": 400.0},
+    ),
+    "chunk_too_small": Planted(
+        Server(_llama("h100", max_num_batched_tokens=128), Load(poisson(9, 120, (1800, 2200), (30, 60)))),
+        "chunk_missized",
+    ),
+    "behind_a_long_prompt": Planted(
+        Server(
+            _llama("l40s", max_model_len=131072),
+            Load(together(poisson(1, 300, (200, 400), (100, 200)), evenly(4, 75, 100_000, 50, start_s=10))),
+        ),
+        "long_prompt_hol",
+    ),
+    "more_than_it_can_carry": Planted(
+        Server(_llama("a100"), Load(poisson(30, 90, (300, 700), (300, 500)))),
+        "offered_load_too_high",
+    ),
+    "read_of_the_weights": Planted(
+        Server(
+            replace(DeploymentOptions(model="llama-3.3-70b", gpu="h100", tensor_parallel_size=4, max_model_len=16384)),
+            Load(poisson(0.5, 240, (500, 1500), (200, 400))),
+        ),
+        "hbm_bound",
+        metric="mean_itl_ms",
+        improves=0.75,
+        bounds={"mean_itl_ms": 12.0},
+    ),
+    "drafts_refused": Planted(
+        Server(
+            _llama("h100", speculative_config='{"method": "ngram", "num_speculative_tokens": 5}', acceptance_rate=0.05),
+            Load(poisson(9, 120, (300, 700), (200, 400))),
+        ),
+        "spec_decode_overhead",
+        metric="mean_tpot_ms",
+        improves=0.95,
+    ),
+    "without_graphs": Planted(
+        Server(
+            DeploymentOptions(model="qwen2.5-0.5b", gpu="h100", enforce_eager=True),
+            Load(poisson(4, 180, (200, 400), (200, 400))),
+        ),
+        "cpu_launch_bound",
+        metric="mean_itl_ms",
+        improves=0.7,
+    ),
+    "client_too_slow": Planted(
+        Server(_llama("h100"), Load(evenly(160, 0, 500, 300), concurrency=4)),
+        "client_bound",
+        metric="output_throughput",
+        goal="throughput",
+    ),
+    "engine_stalls": Planted(
+        Server(
+            _llama("h100"),
+            Load(poisson(1.5, 300, (300, 700), (200, 400))),
+            disturb=lambda oracle: Stalling(oracle, 6000, 45.0),
+        ),
+        "engine_stall_other",
+    ),
+    "nobody_says_stop": Planted(
+        Server(
+            _llama("l40s", max_model_len=8192),
+            Load(poisson(0.25, 400, (200, 600), (7500, 7500))),
+        ),
+        "runaway_generation",
+    ),
+}
+HEALTHY: dict[str, Server] = {
+    "light": Server(_llama("h100"), Load(poisson(3, 180, (300, 700), (200, 400)))),
+    "busy": Server(_llama("h100"), Load(poisson(16, 120, (300, 700), (200, 400)))),
+    "well_filled": Server(_llama("l40s"), Load(poisson(1.5, 200, (1000, 3000), (300, 600)))),
+}
+IDLE = Server(_llama("l40s"), Load(evenly(4, 60, 100, 50)))

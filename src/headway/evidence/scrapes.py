@@ -109,21 +109,24 @@ class MetricsFold:
         self._num_untimed = 0
         self._file_times: list[tuple[int, float]] = []
 
-    def add_text(self, text: str, source: str) -> None:
-        """A text of scrapes, or an answer of Prometheus's API."""
+    def add_text(self, text: str, source: str, at_s: float | None = None) -> None:
+        """A text of scrapes, or an answer of Prometheus's API; `at_s` is the time of a text of one scrape."""
         if text.lstrip()[:1] in ("{", "["):
             reader = ExpositionReader(source, self._is_wanted)
             self._take(source, reader, reader.read_json(text))
         else:
-            self.add_lines(text_lines(whole_lines((text.encode("utf-8", errors="replace"),))), source)
+            self.add_lines(text_lines(whole_lines((text.encode("utf-8", errors="replace"),))), source, at_s)
 
-    def add_lines(self, lines: Iterable[str], source: str) -> None:
+    def add_lines(self, lines: Iterable[str], source: str, at_s: float | None = None) -> None:
         """Lines of scrapes, with their ends."""
         reader = ExpositionReader(source, self._is_wanted)
-        self._take(source, reader, reader.read_text(lines))
+        self._take(source, reader, reader.read_text(lines), at_s)
 
-    def _take(self, source: str, reader: ExpositionReader, scrapes: Iterator[Scrape]) -> None:
+    def _take(
+        self, source: str, reader: ExpositionReader, scrapes: Iterator[Scrape], at_s: float | None = None
+    ) -> None:
         for scrape in scrapes:
+            scrape.at_s = scrape.at_s if at_s is None else at_s
             self.add(scrape)
         self._keys.clear()
         if reader.num_wanted == 0:

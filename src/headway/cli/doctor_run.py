@@ -1,0 +1,106 @@
+"""One run of `headway doctor`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from headway.cli.config_run import FINDINGS, FINE
+from headway.cli.console import make_console
+from headway.doctor.diagnose import diagnose
+from headway.doctor.diagnosis import Diagnosis
+from headway.doctor.evidence import Evidence
+from headway.doctor.figures import figures_of
+from headway.doctor.gather import gather
+from headway.doctor.json_form import diagnosis_json
+from headway.doctor.objective import parse_objective
+from headway.doctor.report_html import html_page, plots_of
+from headway.doctor.report_markdown import markdown_page
+from headway.doctor.report_page import make_page
+from headway.doctor.report_terminal import terminal_page
+from headway.errors import ConfigError
+
+
+class DoctorRun:
+    """Reads the evidence, then writes the page in one format, to a file or to standard output.
+
+    Raises:
+        InputError: evidence that is named cannot be read. ConfigError: an objective, or the file to write.
+    """
+
+    def __init__(self, form: str, output: Path | None) -> None:
+        self._form = form
+        self._output = output
+        if output is not None and not output.parent.is_dir():
+            raise ConfigError(f"There is no folder {output.parent} for the page.")
+
+    def gather(
+        self,
+        *,
+        deployment: str | None,
+        metrics: Sequence[str],
+        interval_s: float | None,
+        logs: Sequence[str],
+        benches: Sequence[str],
+        observed: Sequence[str],
+        trace: Path | None,
+        engine_version: str | None,
+        gpu: str | None,
+        model: str | None,
+        slo: str | None,
+        goal: str,
+    ) -> Evidence:
+        """Everything that the options name.
+
+        Raises:
+            click.UsageError: nothing is named.
+        """
+        if not (deployment or metrics or logs or benches or observed or trace or model):
+            raise click.UsageError("Give a deployment, --metrics, --log, --bench, --observed or --trace.")
+        return gather(
+            deployment,
+            metrics=list(metrics),
+            interval_s=interval_s,
+            logs=[Path(path) for path in logs],
+            benches=[Path(path) for path in benches],
+            observed=list(observed),
+            trace=trace,
+            engine_version=engine_version,
+            gpu=gpu,
+            model=model,
+            objective=parse_objective(slo, goal),
+        )
+
+    def report(self, evidence: Evidence) -> int:
+        """Write the page; the exit code."""
+        diagnosis = diagnose(evidence)
+        if self._form == "terminal" and self._output is None:
+            make_console().print(terminal_page(make_page(diagnosis)))
+        else:
+            self._write(self._text(diagnosis, evidence))
+        return FINE if diagnosis.is_clean else FINDINGS
+
+    def _text(self, diagnosis: Diagnosis, evidence: Evidence) -> str:
+        if self._form == "json":
+            return json.dumps(diagnosis_json(diagnosis), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        page = make_page(diagnosis)
+        if self._form == "html":
+            return html_page(page, plots_of(figures_of(evidence)))
+        if self._form == "markdown":
+            return markdown_page(page)
+        console = make_console()
+        with console.capture() as capture:
+            console.print(terminal_page(page))
+        return capture.get()
+
+    def _write(self, text: str) -> None:
+        if self._output is None:
+            click.echo(text, nl=False)
+            return
+        try:
+            self._output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{self._output} cannot be written: {error.strerror}.") from None

@@ -75,7 +75,7 @@ class _Advice:
         if setting in OUTSIDE_SETTINGS:
             return default
         if setting in ("speculative_config", "speculative_model"):
-            return self._case.settings.speculation
+            return default if self._case.evidence.effective is None else self._case.settings.speculation
         value = getattr(self._case.settings, setting, None)
         if value is None and self._case.evidence.effective is not None:
             value = self._case.evidence.effective.value(setting)

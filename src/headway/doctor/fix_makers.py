@@ -267,11 +267,11 @@ def _client(case: Case, found: Bottleneck) -> Iterator[Fix]:
     load, seats = case.figures.load, case.settings.max_num_seqs
     now = load.concurrency or round(case.figures.mean("num_running") or 1)
     reason = (
-        "The engine waits for its clients. Send more requests at once, stream, reuse connections, and run the client "
-        "on another machine; check proxies for a limit on connections."
+        "The engine waits for its clients. Keep so many requests open at once, stream, reuse connections, run the "
+        "client on another machine; check proxies for a limit on connections."
     )
     to = max(2 * now, min(seats or 64, 64))
-    yield change("client", f"{now} concurrent", f"{to} concurrent", reason, found.kind)
+    yield change("client", now, to, reason, found.kind)
 
 
 def _speculation(case: Case, found: Bottleneck) -> Iterator[Fix]:

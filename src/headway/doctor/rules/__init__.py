@@ -19,7 +19,9 @@ from headway.doctor.rules import (
     speculation,
     standstill,
 )
+from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, Rule, case_of
+from headway.doctor.rules.load import best_gain
 from headway.doctor.rules.missing import lesson_figures
 
 __all__ = ["Case", "Findings", "case_of", "find_bottlenecks", "judge_case"]
@@ -103,6 +105,10 @@ def _settle(found: list[Bottleneck], case: Case) -> list[Bottleneck]:
     impossible = kinds.get("impossible_request_at_queue_head")
     if impossible is not None and impossible.confidence != "weak":
         explained |= {"engine_stall_other", "waiting_queue_stall", "prefill_compute_bound", "client_bound"}
+    offered = kinds.get("offered_load_too_high")
+    gain = best_gain(case)
+    if offered is not None and offered.confidence == "strong" and gain is not None and gain < limits.WORTHWHILE_GAIN:
+        explained.add("waiting_queue_stall")
     if "kv_leak" in kinds or "runaway_generation" in kinds:
         explained.add("client_bound")
     return [item for item in found if item.kind not in explained or item is impossible]

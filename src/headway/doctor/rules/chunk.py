@@ -53,8 +53,8 @@ def chunk_step(case: Case) -> ChunkStep | None:
 
 def _seen_in_samples(case: Case, budget: int) -> ChunkStep | None:
     """Chunk over prefill rate, if decodes beside prefill are as slow as that says: one token a step each."""
-    prefill = measured_prefill_tokens_per_s(case)
-    if not prefill:
+    prefill, output = measured_prefill_tokens_per_s(case), case.figures.load.mean_output_tokens
+    if not prefill or (output is not None and output <= limits.PURE_PREFILL_OUTPUT_TOKENS):
         return None
     step_s = budget / prefill
     for series in case.figures.series:

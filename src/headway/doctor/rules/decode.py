@@ -75,7 +75,8 @@ def _from_step_time(case: Case) -> Ruling:
     missed = case.violates("itl", "tpot")
     if step is None or not (tried or missed):
         return NOTHING
-    if case.queue is not None and case.queue.is_lasting and case.queue.gate == "standstill":
+    usual = case.figures.value("p50_itl_ms", "median_itl_ms")
+    if missed is not None and missed[0].startswith("p") and usual is not None and usual <= missed[2]:
         return NOTHING
     running = _running(case) if not tried else min(_running(case), float(_FEW))
     floor = floor_of(case, running)

@@ -149,28 +149,27 @@ def _swapped(case: Case) -> _Facet | None:
 
 def _hog(case: Case) -> _Facet | None:
     """One or two running requests own most of the pool; the others wait for room. Slow, but no deadlock."""
-    for series in case.figures.series:
-        running, waiting, kv = series.mean("num_running"), series.lowest("num_waiting"), series.last("kv_usage")
-        rate = series.mean("generation_tokens_per_s")
-        if not running or kv is None or running > limits.HOG_RUNNING or not waiting:
-            continue
-        if kv < limits.HOG_USAGE or not rate or rate < limits.STALL_TOKENS_PER_S:
-            continue
-        pool = pool_tokens_from_slope(series) or case.settings.kv_tokens
-        texts = [
-            f"{amount(running)} running request holds {percent(kv)} of the KV cache; {amount(waiting)} or more wait, "
-            f"and each needs more than the {percent(1 - kv)} that is free.",
-            f"It is slow, not deadlocked: {amount(rate)} tokens/s still flow.",
-        ]
-        figures: dict[str, float | str | bool] = {"not_deadlock": True}
-        if pool is not None:
-            figures |= {"kv_tokens_about": float(pool), "running_context_tokens_about": kv * pool}
-            texts.append(
-                f"From usage against generated tokens the pool holds about {amount(pool)} tokens, so that the running "
-                f"context is about {amount(kv * pool)} tokens."
-            )
-        return _Facet("strong", tuple(texts), figures)
-    return None
+    queue = case.queue
+    if queue is None or queue.share < limits.QUEUE_SHARE or queue.kv_usage is None or queue.num_waiting < 1:
+        return None
+    running, kv, rate = queue.num_running, queue.series.last("kv_usage") or 0.0, queue.generation_tokens_per_s
+    if not 0 < running <= limits.HOG_RUNNING or queue.kv_usage < limits.HOG_USAGE:
+        return None
+    if not rate or rate < limits.STALL_TOKENS_PER_S:
+        return None
+    pool = pool_tokens_from_slope(queue.series) or case.settings.kv_tokens
+    texts = [
+        f"{amount(running)} running request holds {percent(kv)} of the KV cache; {amount(queue.num_waiting)} wait, and "
+        f"the first of them needs more than the {percent(1 - kv)} that is free.",
+        f"It is slow, not deadlocked: {amount(rate)} tokens/s still flow.",
+    ]
+    figures: dict[str, float | str | bool] = {"not_deadlock": True}
+    if pool is not None:
+        figures |= {"kv_tokens_about": float(pool), "running_context_tokens_about": kv * pool}
+        texts.append(
+            f"The pool holds about {amount(pool)} tokens, and the running context is about {amount(kv * pool)} tokens."
+        )
+    return _Facet("strong", tuple(texts), figures)
 
 
 def pool_tokens_from_slope(series: Series) -> float | None:

@@ -92,6 +92,8 @@ HUGE_BUDGET = 16384
 """Budgets above this only cost memory where prompts are cut into chunks: no GPU gains throughput from them."""
 OFFERED_MARGIN = 1.05
 """Offered over possible, from which a queue must grow whatever the noise of the estimate."""
+WORTHWHILE_GAIN = 1.1
+"""Throughput that a larger batch must give by physics before seats or blocks are called the limit of an overload."""
 
 # ---------------------------------------------------------------- long prompts
 TAIL_RATIO = 10.0

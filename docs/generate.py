@@ -81,6 +81,11 @@ def scheduler_page() -> str:
     return str(_neighbour("scheduler_page").scheduler_page(_NOTE))
 
 
+def doctor_page() -> str:
+    """docs/doctor.md: how to use the doctor; options, kinds, settings and JSON keys are the code's."""
+    return str(_neighbour("doctor_page").doctor_page(_NOTE))
+
+
 def _neighbour(name: str) -> types.ModuleType:
     """A module of this folder, which is no package."""
     spec = importlib.util.spec_from_file_location(f"headway_docs_{name}", DOCS / f"{name}.py")
@@ -90,7 +95,11 @@ def _neighbour(name: str) -> types.ModuleType:
     return module
 
 
-PAGES: dict[str, Callable[[], str]] = {"flags.md": flags_page, "scheduler-vs-vllm.md": scheduler_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "doctor.md": doctor_page,
+    "flags.md": flags_page,
+    "scheduler-vs-vllm.md": scheduler_page,
+}
 
 
 def stale_pages() -> list[str]:

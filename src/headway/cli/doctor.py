@@ -41,8 +41,16 @@ FORMATS = ("terminal", "markdown", "html", "json")
 @click.option("--gpu", help="Accelerator, such as h100, or cpu.", metavar="NAME")
 @click.option("--model", help="Model whose facts are used; default: the deployment's own.", metavar="NAME")
 @click.option("--slo", help="What it should achieve, such as ttft_p99=2s,itl_p99=100ms.", metavar="KEY=VALUE,…")
-@click.option("--goal", type=click.Choice(["latency", "throughput"]), default="latency", show_default=True)
-@click.option("--format", "form", type=click.Choice(FORMATS), default="terminal", show_default=True)
+@click.option(
+    "--goal",
+    type=click.Choice(["latency", "throughput"]),
+    default="latency",
+    show_default=True,
+    help="What it is for; throughput: nobody waits for single tokens.",
+)
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="terminal", show_default=True, help="How to write the page."
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json (see docs/doctor.md).")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the page to a file.", metavar="FILE")
 @click.pass_context

@@ -8,7 +8,7 @@ from typing import Literal
 
 from headway.doctor.configuration import is_on_the_page
 from headway.doctor.diagnosis import Bottleneck, Diagnosis, Fix, ModelCheck, SettingRead
-from headway.doctor.report_words import TITLES, figure_text, predicted_text
+from headway.doctor.report_words import TITLES, figure_text, predicted_text, told_first
 from headway.doctor.setting_remarks import shown_value
 
 
@@ -158,17 +158,20 @@ def _fixes(diagnosis: Diagnosis) -> Section | None:
     if diagnosis.fixes:
         items = tuple(_fix(fix) for fix in diagnosis.fixes[:_MOST_FIXES])
         blocks += [Listing(items, is_ordered=True), *_rest(len(diagnosis.fixes), _MOST_FIXES)]
-    if diagnosis.model_check is not None:
+    if diagnosis.fixes and diagnosis.model_check is not None:
         blocks.append(Paragraph(model_check_text(diagnosis.model_check), is_soft=True))
     return Section("What to change, in this order", tuple(blocks)) if blocks else None
 
 
 def _fix(fix: Fix) -> Item:
     details = [fix.reason] if fix.reason else []
-    if fix.predicted:
-        details.append("Predicted: " + ", ".join(map(predicted_text, fix.predicted)) + ".")
+    told = told_first(fix.predicted)
+    if told:
+        details.append("Predicted: " + ", ".join(map(predicted_text, told)) + ".")
+    elif fix.predicted:
+        details.append("Predicted: no metric moves by 3 %.")
     if fix.side_effects:
-        details.append("Side effects: " + " ".join(fix.side_effects))
+        details.append("Side effects: " + "; ".join(text.rstrip(".") for text in fix.side_effects) + ".")
     if fix.note:
         details.append(fix.note)
     return Item(change_text(fix), tuple(details), is_strong=True)
@@ -176,6 +179,8 @@ def _fix(fix: Fix) -> Item:
 
 def model_check_text(check: ModelCheck) -> str:
     """Whether predictions can be believed, in a sentence."""
+    if not check.simulated:
+        return check.note or "No effect is predicted."
     off = f" (mean error {check.residual:.0%})" if check.residual is not None else ""
     pairs = [
         f"{figure_text(key, check.observed[key])} seen, {figure_text(key, check.simulated[key], named=False)} simulated"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from headway.doctor.diagnosis import Predicted
 from headway.report.tables import format_number
@@ -41,9 +41,27 @@ _NAMES = {
     "preemptions_per_request": ("preemptions a request", ""),
     "mean_num_running": ("RUNNING", ""),
     "mean_num_waiting": ("WAITING", ""),
+    "mean_kv_usage": ("KV usage", ""),
     "kv_tokens": ("KV", " tokens"),
     "concurrency": ("concurrency", ""),
 }
+_ON_THE_PAGE = (
+    "p99_ttft_ms", "median_ttft_ms", "mean_ttft_ms", "p99_itl_ms", "mean_tpot_ms", "output_throughput", "mean_kv_usage",
+    "num_preemptions",
+)  # fmt: skip
+"""Metrics of a prediction that a reader looks for, in this order."""
+_WITHOUT_ERROR = ("mean_kv", "num_", "mean_num_")
+_NO_CHANGE = 0.03
+"""Effects under 3 % count as no change."""
+
+
+def told_first(predicted: Sequence[Predicted]) -> list[Predicted]:
+    """What a page says of a prediction: the metrics that move, one of the times to first token among them."""
+    by_key = {item.metric: item for item in predicted}
+    found = [by_key[key] for key in _ON_THE_PAGE if key in by_key] or list(predicted)
+    moving = [item for item in found if abs(item.after - item.before) >= _NO_CHANGE * max(abs(item.before), 1e-9)]
+    first_tokens = [item for item in moving if item.metric.endswith("ttft_ms")][1:]
+    return [item for item in moving if item not in first_tokens]
 
 
 def metric_name(key: str) -> str:
@@ -78,7 +96,9 @@ def predicted_text(predicted: Predicted) -> str:
     text = f"{metric_name(key)} {metric_value(key, predicted.before)} → {metric_value(key, predicted.after)}"
     low, high, after = predicted.low, predicted.high, predicted.after
     if low is None or high is None:
-        return f"{text} (error not known)"
+        return text if key.startswith(_WITHOUT_ERROR) else f"{text} (error not known)"
+    if low == high:
+        return text
     below, above = after - low, high - after
     if after > 0 and abs(below - above) <= 0.2 * max(below, above, 1e-12):
         return f"{text} (± {max(below, above) / after:.0%})"

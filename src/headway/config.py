@@ -25,6 +25,7 @@ def option(
     help: str,
     *,
     choices: Sequence[str] = (),
+    or_python: bool = False,
     flag: str | None = None,
     unit: str = "",
     short: str = "",
@@ -32,9 +33,18 @@ def option(
 ) -> Any:
     """A dataclass field that is also a command-line option; `flag` defaults to the field's name with dashes.
 
-    `short` is a second name for it, `bare` its value where it is written without one.
+    `short` is a second name for it, `bare` its value where it is written without one. With `or_python` a value may also
+    be FILE.py or FILE.py:CLASS.
     """
-    metadata = {"help": help, "choices": tuple(choices), "flag": flag, "unit": unit, "short": short, "bare": bare}
+    metadata = {
+        "help": help,
+        "choices": tuple(choices),
+        "or_python": or_python,
+        "flag": flag,
+        "unit": unit,
+        "short": short,
+        "bare": bare,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -124,7 +134,9 @@ class CacheConfig:
 class EngineOptions:
     """Engine settings as a user writes them. None means "choose for me"; `resolve` says what was chosen and why."""
 
-    policy: str = option("chunked", "Batching policy.", choices=BATCHING_POLICIES)
+    policy: str = option(
+        "chunked", "Batching policy; FILE.py:CLASS is one of yours.", choices=BATCHING_POLICIES, or_python=True
+    )
     scheduling_policy: str = option("fcfs", "Order of the waiting queue.", choices=QUEUE_POLICIES)
     max_model_len: int | None = option(
         None, "Longest sequence, prompt and output together; default: the model's own limit.", unit="tokens"

@@ -91,7 +91,7 @@ class BenchRun:
         if self._prepare():
             return True
         for policy in self._policies:
-            with progress_bar(policy, len(self._workload.requests)) as on_progress:
+            with progress_bar(make_policy(policy).name, len(self._workload.requests)) as on_progress:
                 results[policy] = run_policy(
                     self._make_engine, policy, self._workload, self._prompts, slo=self._slo, on_progress=on_progress
                 )
@@ -175,7 +175,7 @@ class BenchRun:
         return shown, "open loop; as recorded" if options.as_recorded else "open loop; given"
 
     def _report(self, results: dict[str, ReplayResult]) -> None:
-        summaries = {policy: result.summary for policy, result in results.items()}
+        summaries = {make_policy(policy).name: result.summary for policy, result in results.items()}
         self._console.print(comparison_table(self._title(), summaries))
         self._explain_reservations(results)
         for policy, result in results.items():

@@ -34,6 +34,14 @@ class ByteSize(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class ChoiceOrPython(click.Choice[str]):
+    """One of the choices, or a class in a Python file as FILE.py:CLASS."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Files are read later, where what they hold is needed."""
+        return value if ".py" in str(value) else super().convert(value, param, ctx)
+
+
 def flag_name(field: dataclasses.Field[Any]) -> str:
     """The option's name without leading dashes: the field's own `flag`, or its name with dashes."""
     return field.metadata.get("flag") or field.name.replace("_", "-")
@@ -88,8 +96,8 @@ def _option(field: dataclasses.Field[Any], hint: Any, envvar: str | None) -> Cal
 
 
 def _click_type(field: dataclasses.Field[Any], base: Any) -> Any:
-    if field.metadata.get("choices"):
-        return click.Choice(field.metadata["choices"])
+    if choices := field.metadata.get("choices"):
+        return (ChoiceOrPython if field.metadata.get("or_python") else click.Choice)(choices)
     return ByteSize() if field.metadata.get("unit") == "bytes" else base
 
 

@@ -53,8 +53,9 @@ class SimulateRun:
         self._console.print(facts_table(f"headway simulate: {self._resolved.name}", self._settings()))
         self._console.print()
         if self._output.compare_policies:
-            runs = {name: self._simulate(name, []) for name in BATCHING_POLICIES}
-            summaries = {name: run.result.summary for name, run in runs.items()}
+            names = dict.fromkeys((*BATCHING_POLICIES, self._options.policy))
+            runs = {name: self._simulate(name, []) for name in names}
+            summaries = {make_policy(name).name: run.result.summary for name, run in runs.items()}
             self._console.print(comparison_table(self._title(), summaries, SIMULATION_METRICS))
         else:
             runs = {self._options.policy: self._simulate_one()}

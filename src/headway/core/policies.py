@@ -1,16 +1,21 @@
 """Batching policies: four ways to run the one scheduling loop.
 
-A policy changes limits before the loop starts and answers three questions inside it: how many requests may run now,
-how many tokens each reserves at admission, and which padding rows a step carries. The loop names no policy.
+A policy changes limits before the loop starts, may bring a waiting queue of its own, and answers three questions
+inside the loop: how many requests may run now, how many tokens each reserves at admission, and which padding rows a
+step carries. The loop names no policy, so one from a file of yours runs in simulation and on a real model alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
-from headway.config import CacheConfig, SchedulerConfig
+from headway.config import BATCHING_POLICIES, CacheConfig, SchedulerConfig
 from headway.core.plan import ScheduledRequest
+from headway.core.queues import WaitingQueue
 from headway.errors import ConfigError
 
 
@@ -18,6 +23,13 @@ class ChunkedPolicy:
     """Continuous batching with chunked prefill: what vLLM V1 does. Also the base of the other policies."""
 
     name = "chunked"
+    may_fast_forward = True
+    """Whether a step like the last one, with nobody ended or admitted, is always scheduled as it was. A policy from a
+    file must say so itself to be simulated with fast-forward."""
+
+    def queue(self, usual: WaitingQueue) -> WaitingQueue:
+        """The queue that requests wait in, empty; `usual` is that of the configured scheduling policy."""
+        return usual
 
     def limits(self, config: SchedulerConfig) -> SchedulerConfig:
         """The limits that this policy schedules under, given the configured ones."""
@@ -129,14 +141,51 @@ class NaivePolicy(StaticPolicy):
 
 
 _POLICIES = {policy.name: policy for policy in (NaivePolicy, StaticPolicy, ContinuousPolicy, ChunkedPolicy)}
+assert tuple(_POLICIES) == BATCHING_POLICIES
 
 
 def make_policy(name: str) -> ChunkedPolicy:
-    """The policy of that name.
+    """The policy of that name, or a class of a Python file: `FILE.py:CLASS`, or `FILE.py` if it defines only one.
 
     Raises:
-        ConfigError: no such policy.
+        ConfigError: no such policy, or a file that cannot be run or holds none.
     """
+    if ".py" in name:
+        return _policy_in_file(name)()
     if name not in _POLICIES:
-        raise ConfigError(f"There is no batching policy {name!r}.", hint=f"Known: {', '.join(_POLICIES)}.")
+        raise ConfigError(
+            f"There is no batching policy {name!r}.", hint=f"Known: {', '.join(_POLICIES)}, or FILE.py:CLASS."
+        )
     return _POLICIES[name]()
+
+
+@cache
+def _policy_in_file(place: str) -> type[ChunkedPolicy]:
+    text, _, wanted = place.partition(".py:") if ".py:" in place else (place.removesuffix(".py"), "", "")
+    path = Path(f"{text}.py")
+    spec = spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"There is no file {path} with a batching policy.")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}.") from error
+    found = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, ChunkedPolicy) and kind.__module__ == module.__name__
+    ]
+    chosen = [kind for kind in found if kind.__name__ == wanted or not wanted]
+    if len(chosen) != 1:
+        names = ", ".join(kind.__name__ for kind in found) or "none"
+        raise ConfigError(
+            f"{path} has {len(chosen)} batching policies{f' called {wanted}' if wanted else ''}.",
+            hint=f"Name one as {path}:CLASS; classes derived from ChunkedPolicy there: {names}.",
+        )
+    policy = chosen[0]
+    if "may_fast_forward" not in vars(policy):
+        policy.may_fast_forward = False
+    if "name" not in vars(policy):
+        policy.name = policy.__name__
+    return policy

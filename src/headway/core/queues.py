@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from headway.core.request import Request
@@ -67,15 +67,24 @@ class FcfsQueue:
         return iter(self._requests)
 
 
-class PriorityQueue:
-    """Lowest (priority, arrival, id) first; being put back gives no advantage."""
+def _urgency(request: Request) -> tuple[float, float]:
+    return request.priority, request.arrived_at
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, float, str, Request]] = []
+
+class PriorityQueue:
+    """Lowest (key, id) first; being put back gives no advantage.
+
+    Args:
+        key: what a request is sorted by while it waits; must not change meanwhile. Default: (priority, arrival).
+    """
+
+    def __init__(self, key: Callable[[Request], tuple[float, ...]] = _urgency) -> None:
+        self._key = key
+        self._heap: list[tuple[tuple[float, ...], str, Request]] = []
 
     def add(self, request: Request) -> None:
         """See `WaitingQueue`."""
-        heapq.heappush(self._heap, (request.priority, request.arrived_at, request.request_id, request))
+        heapq.heappush(self._heap, (self._key(request), request.request_id, request))
 
     put_back = add
 
@@ -97,7 +106,7 @@ class PriorityQueue:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[Request]:
-        return (entry[-1] for entry in sorted(self._heap, key=lambda entry: entry[:3]))
+        return (entry[-1] for entry in sorted(self._heap, key=lambda entry: entry[:2]))
 
 
 def make_queue(scheduling_policy: str) -> WaitingQueue:

@@ -45,7 +45,7 @@ class Scheduler:
     scheduling): `schedule` may be called again before the `update` of an earlier plan, never out of order.
 
     Args:
-        policy: `naive`, `static`, `continuous` or `chunked` (see `headway.core.policies`).
+        policy: `naive`, `static`, `continuous`, `chunked` or `FILE.py:CLASS` (see `headway.core.policies`).
         engine_version: the vLLM release whose decisions are reproduced.
         max_in_flight: most plans between `schedule` and `update`.
 
@@ -93,7 +93,7 @@ class Scheduler:
             limits.scheduling_policy == "priority" and self.profile.victim_handling is not VictimHandling.IGNORED
         )
         self.running: list[Request] = []
-        self.waiting = make_queue("priority" if self._by_priority else "fcfs")
+        self.waiting = self.policy.queue(make_queue("priority" if self._by_priority else "fcfs"))
         self.requests: dict[str, Request] = {}
         self.stats = SchedulerStats()
         self.lockstep: Lockstep | None = None
@@ -483,12 +483,13 @@ class Scheduler:
         """Turn fast-forward on, for simulation alone: requests must end at their max_tokens and not before.
 
         Returns:
-            Whether it is on: not under speculation, priorities or sliding windows, and not with several steps in
-            flight unless they are those of asynchronous scheduling.
+            Whether it is on: not under a policy that forbids it, speculation, priorities or sliding windows, and not
+            with several steps in flight unless they are those of asynchronous scheduling.
         """
         is_async = self.config.async_scheduling
         supported = (
-            not self.config.num_speculative_tokens
+            self.policy.may_fast_forward
+            and not self.config.num_speculative_tokens
             and not self.config.num_lookahead_tokens
             and not self._by_priority
             and not self.kv.has_window

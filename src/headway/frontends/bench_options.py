@@ -112,13 +112,15 @@ class BenchOptions:
         Raises:
             ConfigError: an unknown policy, or none.
         """
+        from headway.core.policies import make_policy
+
         names = list(dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip()))
-        unknown = [name for name in names if name not in BATCHING_POLICIES]
-        if unknown or not names:
+        if not names:
             raise ConfigError(
-                f"There is no batching policy {unknown[0]!r}." if unknown else "No policies are given.",
-                hint=f"Known: {', '.join(BATCHING_POLICIES)}.",
+                "No policies are given.", hint=f"Known: {', '.join(BATCHING_POLICIES)}, or FILE.py:CLASS."
             )
+        for name in names:
+            make_policy(name)
         return names
 
     def workload(self) -> Workload:

@@ -45,7 +45,9 @@ class DeploymentOptions:
     )
     profile: str | None = option(None, "What `headway calibrate` found out about the deployment.")
     engine_version: str = option(REFERENCE_ENGINE_VERSION, "The vLLM release whose scheduler and defaults are used.")
-    policy: str = option("chunked", "Batching policy.", choices=BATCHING_POLICIES)
+    policy: str = option(
+        "chunked", "Batching policy; FILE.py:CLASS is one of yours.", choices=BATCHING_POLICIES, or_python=True
+    )
     tensor_parallel_size: int = option(1, "GPUs that split each layer.", short="tp")
     pipeline_parallel_size: int = option(1, "Groups of layers on different GPUs.", short="pp")
     data_parallel_size: int = option(1, "Independent replicas behind the router.", short="dp")

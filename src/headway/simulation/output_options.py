@@ -17,7 +17,9 @@ class OutputOptions:
         ConfigError: a file in a folder that does not exist.
     """
 
-    compare_policies: bool = option(False, "Simulate naive, static, continuous and chunked side by side.")
+    compare_policies: bool = option(
+        False, "Simulate naive, static, continuous and chunked side by side, and --policy if it is another."
+    )
     slo: str = option("", "Objectives for goodput, such as ttft_ms=500,tpot_ms=50 (also itl_ms, e2el_ms).")
     json_path: str | None = option(
         None, "Print one JSON object a policy, or write them to this file.", flag="json", bare="-"

@@ -1,0 +1,86 @@
+"""The bundled model served in this process, scraped while a load runs: what an operator of `headway serve` would see."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from headway import factory
+from headway.config import EngineOptions
+from headway.core.arrivals import Inbox
+from headway.core.clock import WallClock
+from headway.core.sampling import SamplingParams
+from headway.doctor.diagnosis import Fix
+from headway.frontends.async_engine import AsyncEngine
+from headway.frontends.request_stream import GenerationRequest, ModelLimits
+from headway.frontends.server.metrics import ServerMetrics
+
+
+class Ask(NamedTuple):
+    """One request: seconds after the start, prompt tokens, output tokens."""
+
+    after_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RealServer:
+    """Settings of a served model, and a load."""
+
+    options: EngineOptions
+    asks: Sequence[Ask]
+    scrape_interval_s: float = 0.25
+
+    def with_fix(self, fix: Fix) -> RealServer:
+        """The same server after a change that the doctor asks for, and nothing else."""
+        return replace(self, options=replace(self.options, **{fix.setting: fix.to_value}))
+
+    def observe(self, model: factory.Model) -> RealRun:
+        """Serve the load and scrape until its end."""
+        return asyncio.run(self._serve(model))
+
+    async def _serve(self, model: factory.Model) -> RealRun:
+        inbox = Inbox()
+        core, config = factory.build_engine(model, self.options, inbox, WallClock())
+        metrics = ServerMetrics(core, model.name, config.scheduler.max_model_len)
+        limits = ModelLimits(
+            config.scheduler.max_model_len, config.cache.block_size, model.vocab_size, model.eos_token_ids
+        )
+        engine = AsyncEngine(core, inbox, model.tokenizer, limits, observer=metrics)
+        engine.start()
+        scrapes: list[str] = []
+        started = time.monotonic()
+        try:
+            load = asyncio.gather(*(_ask(engine, index, ask) for index, ask in enumerate(self.asks)))
+            while not load.done():
+                await asyncio.sleep(self.scrape_interval_s)
+                scrapes.append(metrics.render().decode())
+            interval_s = (time.monotonic() - started) / len(scrapes)
+            firsts = sorted(await load)
+        finally:
+            await engine.close()
+        return RealRun("".join(scrapes), interval_s, firsts[len(firsts) // 2])
+
+
+class RealRun(NamedTuple):
+    """Scrapes of one run and the time between them, and the median time to first token that its clients saw."""
+
+    metrics: str
+    interval_s: float
+    p50_ttft_s: float
+
+
+async def _ask(engine: AsyncEngine, index: int, ask: Ask) -> float:
+    """Send a request, read it to its end; seconds to its first token."""
+    await asyncio.sleep(ask.after_s)
+    prompt = [1 + (17 * index + 31 * i) % 40_000 for i in range(ask.num_prompt_tokens)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=ask.num_output_tokens, ignore_eos=True)
+    started, first = time.monotonic(), None
+    async for _ in engine.generate(GenerationRequest(prompt, sampling)):
+        first = first or time.monotonic() - started
+    assert first is not None
+    return first

@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "catalog",
         "core",
         "errors",
+        "evidence",
         "executors",
         "executors.simulated",
         "report",

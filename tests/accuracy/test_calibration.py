@@ -12,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from headway.accuracy.calibration import calibrate
-from headway.accuracy.observations import Observation, read_guidellm, read_scrapes, read_vllm_bench
+from headway.accuracy.observations import read_scrapes, workload_of
 from headway.cli.calibrate import calibrate as command
 from headway.errors import ConfigError, InputError
+from headway.evidence.bench_results import read_guidellm, read_vllm_bench
+from headway.evidence.load import LoadResult
 from headway.executors.simulated.calibrated import CalibratedOracle
 from headway.executors.simulated.oracle import Chunk, LatencyOracle, StepShape, decode_shape
 from headway.simulation.options import DeploymentOptions
@@ -25,12 +27,12 @@ OPTIONS = DeploymentOptions(model="llama-3.1-8b", gpu="l40s", engine_version="0.
 TRUE_SCALE, TRUE_STEP_S = 1.15, 2.5e-3
 
 
-def measure(concurrency: int) -> Observation:
+def measure(concurrency: int) -> LoadResult:
     """What a deployment with the true numbers would measure in a closed loop."""
     deployment = OPTIONS.resolve().deployment
     true = replace(deployment, oracle=CalibratedOracle(deployment.oracle, TRUE_SCALE, TRUE_STEP_S))
-    load = Observation(f"c{concurrency}", ((200, 40),) * (4 * concurrency), concurrency, None, {})
-    summary = simulate(true, load.workload()).summary
+    load = LoadResult(f"c{concurrency}", concurrency, lengths=((200, 40),) * (4 * concurrency))
+    summary = simulate(true, workload_of(load)).summary
     keys = ("mean_tpot_ms", "mean_ttft_ms", "output_throughput")
     return replace(load, measured={key: float(summary[key] or math.nan) for key in keys})
 
@@ -105,7 +107,7 @@ class TestInputs:
         closed, opened = read_vllm_bench(path)
         assert closed.concurrency == 4 and closed.requests_per_s is None and closed.lengths == ((100, 50),) * 10
         assert opened.concurrency is None and opened.requests_per_s == 2.0
-        assert [request.arrival_s for request in opened.workload().requests][:3] == [0.0, 0.5, 1.0]
+        assert [request.arrival_s for request in workload_of(opened).requests][:3] == [0.0, 0.5, 1.0]
 
     def test_lengths_that_were_saved(self, tmp_path: Path) -> None:
         """--save-detailed keeps each request's."""

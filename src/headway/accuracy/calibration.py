@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from statistics import mean
 
 from headway.accuracy.minimum import lowest, lowest_of_two
-from headway.accuracy.observations import Observation
+from headway.accuracy.observations import for_calibration, workload_of
 from headway.accuracy.step_recording import Recording, record
+from headway.evidence.load import LoadResult
 from headway.executors.simulated.calibrated import CalibratedOracle
 from headway.executors.simulated.oracle import LatencyOracle
 from headway.simulation.profile_file import Profile
@@ -45,7 +46,7 @@ class Calibration:
 
 def calibrate(
     deployment: SimulatedDeployment,
-    observations: Sequence[Observation],
+    observations: Sequence[LoadResult],
     *,
     latency: str,
     num_gpu_blocks: int | None = None,
@@ -58,7 +59,9 @@ def calibrate(
 
     Raises:
         WorkloadError: an observed request could never run on the deployment as described.
+        InputError: an observation without lengths, or without a figure that can be compared.
     """
+    observations = [for_calibration(load) for load in observations]
     not_identified: dict[str, str] = {}
     if num_gpu_blocks is None:
         not_identified["num_gpu_blocks"] = "no start-up log and no cache_config_info: the planner's figure stays"
@@ -66,7 +69,7 @@ def calibrate(
     runs: list[Recording] = []
     for _ in range(2 if observations else 0):
         oracle = CalibratedOracle(base, scale, step_s)
-        runs = [record(_priced_by(deployment, oracle), item.workload())[0] for item in observations]
+        runs = [record(_priced_by(deployment, oracle), workload_of(item))[0] for item in observations]
         scale, step_s, reasons = _fit(base, runs, observations)
         not_identified |= reasons
     if not observations:
@@ -102,7 +105,7 @@ def _priced_by(deployment: SimulatedDeployment, oracle: LatencyOracle) -> Simula
 
 
 def _fit(
-    base: LatencyOracle, runs: Sequence[Recording], observations: Sequence[Observation]
+    base: LatencyOracle, runs: Sequence[Recording], observations: Sequence[LoadResult]
 ) -> tuple[float, float, dict[str, str]]:
     """Scale, host time, and what could not be told."""
 

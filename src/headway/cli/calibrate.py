@@ -13,7 +13,7 @@ from headway.simulation.options import DeploymentOptions
 
 if TYPE_CHECKING:
     from headway.accuracy.calibration import Calibration, Fit
-    from headway.accuracy.observations import Observation
+    from headway.evidence.load import LoadResult
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -44,11 +44,12 @@ def calibrate(
         headway calibrate --model llama-3.1-8b --gpu l40s --bench c1.json --bench c64.json --startup-log vllm.log
     """
     from headway.accuracy.calibration import calibrate as fit
-    from headway.accuracy.observations import read_guidellm, read_scrapes, read_vllm_bench
+    from headway.accuracy.observations import read_scrapes
     from headway.errors import ConfigError
+    from headway.evidence.bench_results import read_guidellm, read_vllm_bench
 
     options: DeploymentOptions = options_of(DeploymentOptions, params)
-    observations: list[Observation] = [item for path in benches for item in read_vllm_bench(path)]
+    observations: list[LoadResult] = [item for path in benches for item in read_vllm_bench(path)]
     observations += [item for path in reports for item in read_guidellm(path)]
     blocks = options.num_gpu_blocks_override
     if metrics is not None:
@@ -99,7 +100,7 @@ def _logged_blocks(path: Path) -> int | None:
 
 
 def _print(result: Calibration, out: Path) -> None:
-    from headway.cli.console import make_console
+    from headway.cli.console import make_console, print_next
     from headway.report.tables import new_table
 
     console = make_console()
@@ -122,6 +123,7 @@ def _print(result: Calibration, out: Path) -> None:
     )
     for name, reason in profile.not_identified.items():
         console.print(f"Not identified: {name}: {reason}.", highlight=False)
+    print_next(console, f"headway simulate --profile {out} …", "with the same deployment's flags")
 
 
 def _sides(row: Fit) -> Sequence[Mapping[str, float]]:

@@ -86,7 +86,8 @@ def _sources(case: Case) -> set[str]:
 
 def _speculates(case: Case, source: str) -> bool:
     return any(
-        event.kind == "spec_decode" and event.fields.get("source", source) == source for event in case.evidence.events
+        event.kind == "spec_decode" and (event.source or event.fields.get("source", source)) == source
+        for event in case.evidence.events
     )
 
 

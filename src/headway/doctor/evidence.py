@@ -29,6 +29,8 @@ class Evidence:
     """One deployment's flags, what was seen of it while it ran, and what could not be used.
 
     `samples` are in order of time, engine by engine. `unusable` says what was left out and why, in whole sentences.
+    `stated` holds figures and words that somebody gave and that have no place elsewhere, by their name as given (of
+    nested ones joined by dots); a gauge described in words, such as a growing queue, has its field's name.
     """
 
     effective: Effective | None = None
@@ -42,3 +44,4 @@ class Evidence:
     trace: Path | None = None
     objective: Objective = field(default_factory=Objective)
     unusable: tuple[str, ...] = ()
+    stated: Mapping[str, float | str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.doctor.evidence import Evidence
 from headway.doctor.in_effect import InEffect, in_effect
-from headway.evidence.engine import EngineSample, EngineTotals
+from headway.evidence.engine import EngineSample, EngineTotals, Histogram
 from headway.evidence.load import LoadResult
 
 
@@ -307,12 +307,17 @@ def _load(evidence: Evidence, series: tuple[Series, ...]) -> Load:
             fmean(output for _, output in lengths) if lengths else None,
             client.mean_output_tokens if client else None,
         ),
-        longest_prompt_tokens=_first(
-            float(prompts[-1]) if prompts else None, prompt.quantile(0.99) if prompt else None
-        ),
+        longest_prompt_tokens=_first(float(prompts[-1]) if prompts else None, _longest(prompt)),
         median_prompt_tokens=_first(median(prompts) if prompts else None, prompt.quantile(0.5) if prompt else None),
         prefix_hit_rate=hits,
     )
+
+
+def _longest(prompts: Histogram | None) -> float | None:
+    """The P99, or more where a bucket beyond it holds a prompt: one in a thousand can hold up all others."""
+    if prompts is None:
+        return None
+    return max((value for value in (prompts.quantile(0.99), prompts.largest_at_least) if value), default=None)
 
 
 def _first(*values: float | None) -> float | None:

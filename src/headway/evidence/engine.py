@@ -5,6 +5,7 @@ Every figure is None where nothing told it. Shares go from 0 to 1, times are in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -55,6 +56,16 @@ class Histogram:
     def mean(self) -> float | None:
         """Mean of all observations."""
         return self.sum / self.count if self.sum is not None and self.count else None
+
+    @property
+    def largest_at_least(self) -> float | None:
+        """The lower bound of the highest bucket that holds anything; None where nothing was observed."""
+        found, lower, below = None, 0.0, 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=True):
+            if count > below:
+                found = lower
+            lower, below = bound, count
+        return lower if self.count is not None and self.count > below and math.isfinite(lower) else found
 
     def quantile_between(self, share: float) -> tuple[float, float] | None:
         """The two bounds that the quantile lies between; None where it lies above the last, or nothing was observed.

@@ -1,4 +1,4 @@
-"""Deployments with one fault each, and healthy ones. Every fault is in the deployment or its load, never in the figures."""
+"""Deployments with one fault each, and healthy ones. The fault is in the deployment or its load, never in the figures."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ FAULTS: dict[str, Planted] = {
     "behind_a_long_prompt": Planted(
         Server(
             _llama("l40s", max_model_len=131072),
-            Load(together(poisson(1, 300, (200, 400), (100, 200)), evenly(4, 75, 100_000, 50, start_s=10))),
+            Load(together(poisson(2, 300, (200, 400), (60, 120)), evenly(4, 75, 100_000, 50, start_s=10))),
         ),
         "long_prompt_hol",
     ),

@@ -1,4 +1,4 @@
-"""The bundled model served in this process, scraped while a load runs: what an operator of `headway serve` would see."""
+"""The bundled model served in this process, and scraped under a load: what an operator of `headway serve` would see."""
 
 from __future__ import annotations
 

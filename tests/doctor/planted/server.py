@@ -40,7 +40,13 @@ class Load:
 
 
 def poisson(
-    rate: float, duration_s: float, prompt: tuple[int, int], output: tuple[int, int], *, seed: int = 1, start_s: float = 0.0
+    rate: float,
+    duration_s: float,
+    prompt: tuple[int, int],
+    output: tuple[int, int],
+    *,
+    seed: int = 1,
+    start_s: float = 0.0,
 ) -> list[TraceRequest]:
     """Requests at random instants, with lengths drawn evenly from two ranges."""
     rng, at, found = Random(f"{seed}/{rate}"), start_s, []
@@ -133,7 +139,7 @@ class Server:
             shorter = [_with_output(request, most) for request in self.load.requests]
             return replace(self, load=replace(self.load, requests=shorter))
         if setting == "client" and self.load.concurrency is not None:
-            return replace(self, load=replace(self.load, concurrency=int(value)))
+            return replace(self, load=replace(self.load, concurrency=int(str(value).split()[0])))
         if setting == "speculative_config":
             value = None if value is None else value if isinstance(value, str) else json.dumps(value)
         if setting not in {option.name for option in fields(self.options)}:

@@ -94,6 +94,7 @@ def best_gain(case: Case) -> float | None:
     running = case.queue.num_running if case.queue is not None else case.figures.mean("num_running")
     if physics is None or not running or load.mean_prompt_tokens is None or not load.mean_output_tokens:
         return None
+    running = max(1.0, running)
     prompt, output = load.mean_computed_prompt_tokens or 0.0, load.mean_output_tokens
     held = settings.kv_tokens / (load.mean_prompt_tokens + output) if settings.kv_tokens else _MOST_SEATS
     most = max(running, min(float(_MOST_SEATS), 2.5 * held))

@@ -139,7 +139,11 @@ def _longest(case: Case, holds: Callable[[EngineSample], bool]) -> Series | None
             current.append(sample)
             if len(current) > len(best):
                 best = current
-    return Series(tuple(best)) if len(best) >= limits.STALL_LEAST_SAMPLES else None
+    if len(best) < limits.STALL_LEAST_SAMPLES:
+        return None
+    stretch = Series(tuple(best))
+    covered_s = stretch.duration_s * len(best) / (len(best) - 1)
+    return None if 0 < covered_s < limits.STALL_LEAST_S else stretch
 
 
 def _after(case: Case, stuck: Series) -> float | None:

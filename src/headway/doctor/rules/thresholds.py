@@ -60,6 +60,9 @@ STALL_PROMPT_TOKENS_PER_S = 1.0
 """Prompt tokens a second that count as none."""
 STALL_LEAST_SAMPLES = 2
 """One empty interval is a pause; two in a row are a state."""
+STALL_LEAST_S = 8.0
+"""A step with a large chunk takes seconds on a slow device: in samples taken more often than vLLM's own ten seconds, so
+many seconds without a token are no more than that."""
 PLAUSIBLE_PREFILL = 1000.0
 """Prompt tokens a second over a whole standstill from which a long prefill explains it; engines count a prompt's tokens
 when it is done. Slower than that only the smallest devices compute."""

@@ -1,0 +1,49 @@
+"""Evidence at the edge of what it can tell: rare prompts in a histogram, samples a fraction of a second apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.doctor.evidence import Evidence
+from headway.doctor.figures import figures_of
+from headway.evidence.engine import EngineTotals, Histogram
+from tests.doctor.building import first, flags, samples
+
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("counts", "total", "expected"),
+    [
+        ((5.0, 9.0, 9.0), 9.0, 10.0),
+        ((9.0, 9.0, 9.0), 9.0, 0.0),
+        ((0.0, 0.0, 1.0), 1.0, 100.0),
+        ((0.0, 0.0, 0.0), 2.0, 1000.0),
+        ((0.0, 0.0, 0.0), 0.0, None),
+        ((2.0, 3.0, 3.0), None, 10.0),
+    ],
+)
+def test_the_largest_observation_is_at_least_its_buckets_lower_bound(
+    counts: tuple[float, ...], total: float | None, expected: float | None
+) -> None:
+    assert Histogram((10.0, 100.0, 1000.0), counts, total).largest_at_least == expected
+
+
+def test_a_bound_of_infinity_tells_no_size() -> None:
+    assert Histogram((10.0, INFINITE), (3.0, 4.0), 4.0).largest_at_least == 10.0
+    assert Histogram((INFINITE,), (4.0,), 5.0).largest_at_least == 0.0
+
+
+def test_one_long_prompt_in_a_thousand_is_seen() -> None:
+    """Below the P99, and still what the others stand behind."""
+    prompts = Histogram((500.0, 50_000.0, 100_000.0), (999.0, 999.0, 1000.0), 1000.0, 400_000.0)
+    load = figures_of(Evidence(totals=EngineTotals(60.0, histograms={"prompt_tokens": prompts}))).load
+    assert load.longest_prompt_tokens == 50_000.0
+
+
+def test_two_seconds_without_a_token_are_a_step_and_twenty_are_a_stall() -> None:
+    deployment = flags("vllm serve meta-llama/Llama-3.1-8B --max-num-batched-tokens 8192")
+    counts, rates = [6.0] * 12, [200.0] * 3 + [0.0] * 6 + [200.0] * 3
+    quick, slow = (samples(counts, 0.0, 0.2, rates, 0.0, interval_s=interval_s) for interval_s in (0.25, 10.0))
+    assert first(effective=deployment, samples=quick) != "engine_stall_other"
+    assert first(effective=deployment, samples=slow) == "engine_stall_other"

@@ -113,7 +113,7 @@ def test_a_variant_takes_the_base_facts_and_says_so() -> None:
     assert "meta-llama/Meta-Llama-3-70B" in model.notes[0]
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3.8-27B FP8", "Qwen/Qwen1.5-14B-Chat", "foo/bar-9b"])
+@pytest.mark.parametrize("name", ["Qwen/Qwen3.7-27B FP8", "Qwen/Qwen1.5-14B-Chat", "foo/bar-9b"])
 def test_an_unknown_model_is_unknown(name: str) -> None:
     """A nearby version is never taken for the model that was asked for."""
     with pytest.raises(ConfigError, match="not in the catalogue"):

@@ -102,10 +102,56 @@ def test_each_version_counts_what_its_profiling_sees() -> None:
     }
     assert non_torch == {
         "0.2.4": "fitted: not counted in this version",
-        "0.8.5": "fitted: kernels, CUDA context, collectives",
-        "0.9.2": "fitted: kernels, collectives",
+        "0.8.5": "fitted: kernels, CUDA context, collectives over NVLink",
+        "0.9.2": "fitted: kernels, collectives over NVLink",
         "0.11.0": "fitted: kernels, all-reduce workspaces",
     }
+
+
+def test_collectives_take_more_memory_where_the_gpus_share_nvlink() -> None:
+    """NCCL keeps a buffer for each channel on the GPU there: vLLM's pull request 10511 logged 1.8 GiB more on two H100
+    than on one. Over PCIe, or with one GPU in each machine, there are few channels."""
+
+    def non_torch(gpu: str, **changes: Any) -> float:
+        flags: dict[str, Any] = {"engine_version": "0.9.2", "tensor_parallel_size": 2, "max_model_len": 4096, **changes}
+        return plan("Qwen/Qwen3-8B", gpu, **flags).binding.term("non_torch").num_bytes / GIB
+
+    assert non_torch("h100") == pytest.approx(non_torch("h100", tensor_parallel_size=1) + 2.1, abs=0.5)
+    assert non_torch("l40s") < non_torch("h100") - 1
+    assert non_torch("h100", nnodes=2) == non_torch("l40s")
+
+
+def test_v0_profiles_sampling_with_a_sort_and_the_hidden_vectors_beside_it() -> None:
+    """0.6.5 logged 1.26 GiB for Llama 3 8B at 8,192 tokens, on one GPU and on two: more than its forward pass takes."""
+    peaks = {
+        tp: plan("meta-llama/Meta-Llama-3-8B", "h100", engine_version="0.6.5", tensor_parallel_size=tp)
+        .binding.term("activation_peak")
+        .num_bytes
+        for tp in (1, 2)
+    }
+    assert peaks[1] == peaks[2] == 256 * 128256 * 38 + 8192 * 4096 * 2
+    assert peaks[1] / GIB == pytest.approx(1.26, rel=0.05)
+
+
+def test_0_2_5_counted_the_inputs_that_all_reduce_held() -> None:
+    """Two of each layer, kept to the end of the step: 20,865 blocks for Llama 2 70B on four A100 (vLLM's pull request
+    2031), fixed in 0.2.6."""
+    made = {
+        version: plan("meta-llama/Llama-2-70b-hf", "a100", engine_version=version, tensor_parallel_size=4)
+        for version in ("0.2.5", "0.2.6")
+    }
+    peaks = [plan.binding.term("activation_peak").num_bytes for plan in made.values()]
+    assert peaks[0] - peaks[1] == (2 * 80 + 1) * 4096 * 8192 * 2
+    assert made["0.2.5"].num_gpu_blocks == pytest.approx(20865, rel=0.03)
+
+
+def test_graphs_of_few_batch_sizes_take_less_memory() -> None:
+    """The largest is captured in any case; each further size adds to it."""
+    few, many = (
+        plan("Qwen/Qwen3-8B", "h100", max_num_seqs=seats, max_model_len=4096).binding.term("cuda_graphs").num_bytes
+        for seats in (2, 256)
+    )
+    assert 0.3 * many < few < 0.8 * many
 
 
 def test_the_second_model_runner_counts_no_graphs_before_0_29() -> None:
@@ -202,12 +248,44 @@ def test_the_embedding_is_on_the_first_rank_and_the_head_on_the_last() -> None:
     assert first - middle == table and last - middle == table
 
 
-def test_experts_spread_over_all_ranks_with_expert_parallelism() -> None:
-    """DP attention copies the rest: eight times fewer experts, the same attention."""
-    flags: dict[str, Any] = {"max_model_len": 4096, "data_parallel_size": 8, "engine_version": "0.32.0"}
-    spread = plan("deepseek-ai/DeepSeek-R1", "h200", enable_expert_parallel=True, **flags)
-    copied = plan("deepseek-ai/DeepSeek-R1", "h200", **flags)
-    assert spread.binding.term("weights").num_bytes < 0.2 * copied.binding.term("weights").num_bytes
+def test_data_parallel_engines_share_the_experts_whole_or_in_parts() -> None:
+    """The experts are split over all GPUs with and without expert parallelism; attention is copied."""
+    flags: dict[str, Any] = {"max_model_len": 4096, "engine_version": "0.32.0"}
+    whole, parts, four = (
+        plan("deepseek-ai/DeepSeek-R1", "h200", **flags, **changes).binding.term("weights").num_bytes / GIB
+        for changes in (
+            {"data_parallel_size": 8, "enable_expert_parallel": True},
+            {"data_parallel_size": 8},
+            {"data_parallel_size": 4, "tensor_parallel_size": 2, "enable_expert_parallel": True},
+        )
+    )
+    assert whole == parts
+    assert 80 < four < whole < 97
+
+
+def test_engines_that_share_experts_profile_the_tokens_of_all() -> None:
+    """Qwen3 Coder 480B FP8 with eight engines of one H20 each: 0.10.1 had 48.66 GiB left at 0.9 and 55.65 at 0.95."""
+    flags: dict[str, Any] = {
+        "engine_version": "0.10.1",
+        "data_parallel_size": 8,
+        "enable_expert_parallel": True,
+        "max_model_len": 262144,
+    }
+    for share, measured in ((0.9, 48.66), (0.95, 55.65)):
+        made = plan("Qwen3-Coder-480B-A35B-Instruct-FP8", "h20-141gb", gpu_memory_utilization=share, **flags)
+        assert made.available_kv_cache_bytes / GIB == pytest.approx(measured, rel=0.05)
+        assert not made.fits and made.max_model_len_that_fits == pytest.approx(205728 * measured / 48.66, rel=0.05)
+
+
+def test_latent_attention_was_cached_head_by_head_before_0_7_1() -> None:
+    """A key and a value of 256 elements for every head, until the latent vector was cached instead."""
+    flags: dict[str, Any] = {"tensor_parallel_size": 8, "max_model_len": 4096, "quantization": "fp8"}
+    old, new = (
+        plan("deepseek-ai/DeepSeek-V2", "h100", engine_version=version, **flags) for version in ("0.6.6", "0.7.1")
+    )
+    assert old.kv_bytes_per_token == 60 * 128 // 8 * 2 * 256 * 2
+    assert new.kv_bytes_per_token == 60 * (512 + 64) * 2
+    assert old.num_gpu_blocks < new.num_gpu_blocks / 4
 
 
 @pytest.mark.parametrize(
@@ -285,6 +363,7 @@ def test_what_limits_next_depends_on_the_lengths() -> None:
         ({"enable_expert_parallel": True}, "no experts"),
         ({"engine_version": "latest"}, "not a vLLM version"),
         ({"pipeline_parallel_size": 64}, "cannot be split"),
+        ({"nnodes": 2}, "spread evenly over 2 nodes"),
     ],
 )
 def test_flags_that_cannot_be_or_go_together_are_refused(flags: dict[str, Any], message: str) -> None:
@@ -297,6 +376,15 @@ def test_a_model_with_an_unknown_cache_is_not_planned() -> None:
     """Compressed caches are unknown, not guessed."""
     with pytest.raises(ConfigError, match=r"not modelled|mixes"):
         plan(find_model("sgl-project/DeepSeek-V4-Flash-FP8"), find_accelerator("b200"), max_model_len=4096)
+
+
+def test_a_release_that_does_not_know_the_model_is_said() -> None:
+    """By the registries of the releases."""
+    early, late = (
+        plan("Qwen/Qwen3.5-27B", "h100", engine_version=version, max_model_len=4096) for version in ("0.16.0", "0.17.0")
+    )
+    assert any("does not know Qwen3_5ForConditionalGeneration; 0.17.0 does" in text for text in warnings(early))
+    assert not any("does not know" in text for text in warnings(late))
 
 
 def test_a_planned_configuration_is_simulated_with_exactly_the_planned_blocks() -> None:

@@ -153,33 +153,45 @@ def rank_weight_bytes(
     *,
     quantization: str | None = None,
     tp: int = 1,
-    ep: int | None = None,
+    expert_gpus: int | None = None,
+    by_expert: bool = False,
     layers: Sequence[Layer] | None = None,
     first: bool = True,
     last: bool = True,
 ) -> int:
     """Bytes of weights on one GPU: its share of `layers` (all by default) and of what the first and last rank add.
 
+    What vLLM makes of the weights while it loads counts too: padding, and latent attention's up-projections, which it
+    keeps a second time in 16 bits for decoding.
+
     Args:
-        ep: GPUs that the experts are spread over, `tp` by default.
+        expert_gpus: GPUs that the experts are spread over, `tp` by default; whole ones if `by_expert`, else in parts.
 
     Raises:
         ConfigError: the quantization is unknown or not modelled.
     """
-    whole_model = layers is None or len(layers) == model.num_layers
-    if model.stored_bytes is not None and quantization is None and whole_model and (ep or tp) == tp:
-        return model.stored_bytes // tp
-    chosen = resolve_quantization(model, quantization)
+    gpus_of_experts = expert_gpus or tp
+    layers = model.layers if layers is None else layers
     wide = dtype_bytes(model.dtype)
-    total = 0.0
-    for part in all_parts(model, model.layers if layers is None else layers, first=first, last=last):
+    total = wide * sum(_absorbed_elements(layer.mixer) for layer in layers) / tp
+    whole_model = len(layers) == model.num_layers
+    if model.stored_bytes is not None and quantization is None and whole_model and gpus_of_experts == tp:
+        return int(model.stored_bytes / tp + total)
+    chosen = resolve_quantization(model, quantization)
+    for part in all_parts(model, layers, first=first, last=last):
         quantized = chosen is not None and part.name in chosen.parts
         each = chosen.bits / 8 if chosen is not None and quantized else wide
-        gpus = (ep or tp) if part.name == "experts" else tp
+        gpus = gpus_of_experts if part.name == "experts" else tp
         total += (part.split / gpus + part.copied) * each
     if chosen is not None and chosen.padding is not None:
-        total += _padding_bytes(model, chosen, model.layers if layers is None else layers, ep or tp, ep is not None)
+        total += _padding_bytes(model, chosen, layers, gpus_of_experts, by_expert)
     return int(total)
+
+
+def _absorbed_elements(mixer: Mixer | None) -> int:
+    if not isinstance(mixer, LatentAttention):
+        return 0
+    return mixer.num_heads * (mixer.qk_nope_head_dim + mixer.v_head_dim) * mixer.kv_lora_rank
 
 
 def _padding_bytes(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from headway.catalog.architecture import Attention
 from headway.catalog.defaults import version_fact
+from headway.catalog.served import served
 from headway.planner.lengths import LengthStats
 from headway.planner.plan import Plan
 
@@ -69,6 +70,9 @@ def warnings(plan: Plan) -> list[str]:
         found.append("The vision tower's weights and its activations are not counted.")
     elif plan.deployment.model.vision_params:
         found.append("The vision tower's weights are estimated from its shape; its activations are not counted.")
+    known, architecture = served(plan.deployment.model.architecture), plan.deployment.model.architecture
+    if known is not None and known.knows(plan.resolved.defaults.version) is False:
+        found.append(f"This version does not know {architecture}; {known.first_with} does.")
     if plan.resolved.defaults.version < (0, 9, 1) and _has_window(plan):
         found.append("This version sizes sliding-window layers as full attention.")
     return found

@@ -10,10 +10,12 @@ from headway.catalog.architecture import Layer
 from headway.catalog.defaults import version_fact
 from headway.catalog.parameters import rank_weight_bytes, resolve_quantization
 from headway.planner.deployment import Resolved
-from headway.planner.kv_layout import KVLayout, kv_layout
+from headway.planner.kv_layout import KVLayout, as_cached, kv_layout
 from headway.planner.memory import (
     MemoryCoefficients,
+    Split,
     forward_bytes,
+    held_bytes,
     sampler_bytes,
 )
 
@@ -133,7 +135,7 @@ def rank_layout(resolved: Resolved, layers: tuple[Layer, ...]) -> KVLayout:
     """KV blocks of the layers of one rank."""
     model = resolved.deployment.model
     return kv_layout(
-        _without_shared_kv(resolved, layers),
+        as_cached(_without_shared_kv(resolved, layers), resolved.defaults.version),
         dtype=model.dtype,
         kv_cache_dtype=resolved.deployment.kv_cache_dtype,
         tp=resolved.deployment.tensor_parallel_size,
@@ -175,7 +177,8 @@ def _weights_term(resolved: Resolved, rank: int, layers: tuple[Layer, ...]) -> T
             model,
             quantization=deployment.quantization,
             tp=tp,
-            ep=deployment.expert_parallel_size,
+            expert_gpus=deployment.num_expert_gpus,
+            by_expert=deployment.enable_expert_parallel,
             layers=layers,
             first=rank == 0,
             last=rank == ranks - 1,
@@ -199,13 +202,25 @@ def _activation_term(resolved: Resolved, rank: int, layers: tuple[Layer, ...]) -
     tokens, seats = resolved.defaults.max_num_batched_tokens, resolved.defaults.max_num_seqs
     forward = _forward(resolved, layers)
     sampler = _sampler(resolved, _sampling(resolved)) if rank == deployment.pipeline_parallel_size - 1 else 0
-    size = max(forward, sampler)
+    held = _held(resolved, layers)
+    size = max(forward, sampler) + held
     source = (
         f"counted: forward pass of {tokens} tokens"
         if forward >= sampler
         else f"counted: sampling for {seats} seats ({_sampling(resolved)} logits)"
     )
+    if held:
+        source += ", all-reduce's inputs kept to the end of the step"
     return Term("activation_peak", size, source, int(size * 0.85), int(size * 1.15))
+
+
+def _held(resolved: Resolved, layers: tuple[Layer, ...]) -> int:
+    """All-reduce's inputs where the version keeps them and its profiling sees them."""
+    version, deployment = resolved.defaults.version, resolved.deployment
+    facts = ("all_reduce_holds_inputs", "profile_counts_cache")
+    if deployment.tensor_parallel_size == 1 or not all(version_fact(fact, version) for fact in facts):
+        return 0
+    return held_bytes(deployment.model, len(layers), resolved.defaults.max_num_batched_tokens)
 
 
 def _other_sampling(resolved: Resolved, rank: int, layers: tuple[Layer, ...]) -> int:
@@ -224,16 +239,26 @@ def _forward(resolved: Resolved, layers: tuple[Layer, ...]) -> int:
         deployment.model,
         layers,
         resolved.defaults.max_num_batched_tokens,
-        tp=deployment.tensor_parallel_size,
+        split=Split(
+            tp=deployment.tensor_parallel_size,
+            expert_gpus=deployment.num_expert_gpus,
+            by_expert=deployment.enable_expert_parallel,
+            dp=deployment.data_parallel_size,
+        ),
         version=resolved.defaults.version,
-        ep=deployment.expert_parallel_size,
         narrow_activations=_narrow_activations(resolved),
     )
 
 
 def _sampler(resolved: Resolved, sampling: str) -> int:
     defaults = resolved.defaults
-    return sampler_bytes(resolved.deployment.model, defaults.max_num_seqs, defaults.max_num_batched_tokens, sampling)
+    return sampler_bytes(
+        resolved.deployment.model,
+        defaults.max_num_seqs,
+        defaults.max_num_batched_tokens,
+        sampling,
+        version=defaults.version,
+    )
 
 
 def _sampling(resolved: Resolved) -> str:
@@ -281,9 +306,13 @@ def non_torch_gib(resolved: Resolved, fitted: MemoryCoefficients) -> dict[str, f
     parts = {"kernels": fitted.kernels_gib}
     if sees == "card":
         parts["CUDA context"] = fitted.context_gib
-    if deployment.tensor_parallel_size > 1 or deployment.pipeline_parallel_size > 1:
-        late = sees == "after_group"
-        parts["all-reduce workspaces" if late else "collectives"] = fitted.group_gib if late else fitted.collectives_gib
+    if deployment.has_device_group:
+        if sees == "after_group":
+            parts["all-reduce workspaces"] = fitted.group_gib
+        elif deployment.within_nvlink:
+            parts["collectives over NVLink"] = fitted.nvlink_collectives_gib
+        else:
+            parts["collectives"] = fitted.collectives_gib
     if version_fact("profile_counts_cache", version):
         parts["torch's cache"] = fitted.cached_gib
     return parts
@@ -300,14 +329,16 @@ def _captures_on_trial(resolved: Resolved) -> bool:
 
 def _graph_term(resolved: Resolved, fitted: MemoryCoefficients, layers: tuple[Layer, ...]) -> Term:
     counted = _captures_on_trial(resolved)
-    if not resolved.defaults.cuda_graph_sizes:
+    sizes = len(resolved.defaults.cuda_graph_sizes)
+    if not sizes:
         return Term("cuda_graphs", 0, "off (enforce_eager)", 0, 0, counted)
-    size = fitted.cuda_graph_gib_per_layer * len(layers) * GIB
+    per_layer = fitted.cuda_graph_gib_per_layer + sizes * fitted.cuda_graph_gib_per_layer_and_size
+    size = per_layer * len(layers) * GIB
     where = "taken from the budget" if counted else "on top of the budget in this version"
     return Term(
         "cuda_graphs",
         int(size),
-        f"fitted: {len(layers)} layers, {where}",
+        f"fitted: {len(layers)} layers, {sizes} batch sizes, {where}",
         int(size * fitted.cuda_graph_low),
         int(size * fitted.cuda_graph_high),
         counted,

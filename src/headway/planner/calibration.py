@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headway.catalog.accelerators import GIB, find_accelerator
 from headway.catalog.models import find_model
+from headway.catalog.served import served
 from headway.catalog.versions import parse_version
 from headway.config import REFERENCE_ENGINE_VERSION
 from headway.errors import ConfigError, InputError
@@ -39,9 +40,13 @@ class StartUp:
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The release, or that of the row's month, or one of each kind where the row says neither."""
+        """The release, or that of the row's month; where it says neither, one of each kind that knows the model."""
         named = _version(self.version) or _released_by(self.version)
-        return (named,) if named is not None else _ERAS
+        if named is not None:
+            return (named,)
+        known = served(self.deployment.model.architecture) if self.deployment is not None else None
+        eras = tuple(era for era in _ERAS if known is None or known.knows(parse_version(era)) is not False)
+        return eras or _ERAS[-1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,7 @@ def _deployment(row: Mapping[str, str]) -> Deployment:
         tensor_parallel_size=tp,
         pipeline_parallel_size=pp,
         data_parallel_size=_number(row["dp"]) or 1,
+        nnodes=tp * pp if "different nodes" in row.get("notes", "") else 1,
         quantization=None if quantization in ("", "None") else quantization,
         kv_cache_dtype=row["kv_cache_dtype"] or "auto",
         max_model_len=_number(row["max_model_len"]) or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from headway.catalog.accelerators import Accelerator
@@ -18,7 +19,8 @@ from headway.planner.partition import layer_partition
 class Deployment:
     """Flags as a user writes them, in vLLM's names; None means vLLM's own default.
 
-    `model_weights_bytes` (all GPUs together) replaces the computed size of the weights.
+    `nnodes` are machines that the GPUs are spread over evenly. `model_weights_bytes` (all GPUs together) replaces the
+    computed size of the weights.
     """
 
     model: ModelArchitecture
@@ -26,6 +28,7 @@ class Deployment:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    nnodes: int = 1
     enable_expert_parallel: bool = False
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
@@ -58,9 +61,24 @@ class Deployment:
         return self.rank_accelerators[rank] if self.rank_accelerators else self.accelerator
 
     @property
-    def expert_parallel_size(self) -> int | None:
-        """GPUs that each layer's experts are spread over; None: they are split like the rest."""
-        return self.tensor_parallel_size * self.data_parallel_size if self.enable_expert_parallel else None
+    def num_expert_gpus(self) -> int:
+        """GPUs that share each layer's experts: those of all data-parallel engines, whether experts are spread whole or
+        in parts."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def has_device_group(self) -> bool:
+        """A worker's GPU exchanges tensors with others."""
+        shares_experts = self.data_parallel_size > 1 and self.model.is_moe
+        return self.tensor_parallel_size > 1 or self.pipeline_parallel_size > 1 or shares_experts
+
+    @property
+    def within_nvlink(self) -> bool:
+        """The GPUs of each group reach one another's memory over NVLink (bridges do not count)."""
+        card, group = self.accelerator, self.tensor_parallel_size
+        group = self.num_expert_gpus if self.model.is_moe else group
+        has_nvlink = re.match(r"NVLink\d", card.link_kind or "") is not None
+        return has_nvlink and group <= card.link_world and group * self.nnodes <= self.num_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +157,7 @@ def _check_ranges(deployment: Deployment) -> None:
         "tensor_parallel_size": deployment.tensor_parallel_size,
         "pipeline_parallel_size": deployment.pipeline_parallel_size,
         "data_parallel_size": deployment.data_parallel_size,
+        "nnodes": deployment.nnodes,
         "max_model_len": deployment.max_model_len,
         "max_num_seqs": deployment.max_num_seqs,
         "max_num_batched_tokens": deployment.max_num_batched_tokens,
@@ -183,6 +202,11 @@ def _check_parallel(deployment: Deployment) -> None:
             f"{len(deployment.rank_accelerators)} GPUs are named for {deployment.pipeline_parallel_size} pipeline "
             "rank(s).",
             hint="Name one, or one for each rank.",
+        )
+    if deployment.num_gpus % deployment.nnodes:
+        raise ConfigError(
+            f"{deployment.num_gpus} GPU(s) cannot be spread evenly over {deployment.nnodes} nodes.",
+            hint="nnodes must divide tensor_parallel_size × pipeline_parallel_size × data_parallel_size.",
         )
     if deployment.enable_expert_parallel and not deployment.model.is_moe:
         raise ConfigError(f"{deployment.model.id} has no experts.", hint="Leave --enable-expert-parallel out.")

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.catalog.architecture import Attention, CompressedAttention, LatentAttention, Layer, StateSpace, token_bytes
+from headway.catalog.defaults import version_fact
+from headway.catalog.versions import Version
 from headway.errors import ConfigError
 
 PastKind = Literal["full", "sliding", "state"]
+_PADDED_HEAD = 256
 _KERNEL_BLOCK = 16
 """Attention blocks are enlarged in steps of this many tokens until a page holds a recurrent state."""
 
@@ -109,6 +112,19 @@ def kv_layout(
     if len(kinds) == 1:
         return _uniform(specs, block_size, state_blocks)
     return _grouped(specs, block_size, state_blocks)
+
+
+def as_cached(layers: Sequence[Layer], version: Version) -> tuple[Layer, ...]:
+    """The layers as a version caches them: before 0.7.1 latent attention kept a key and a value of every head, padded
+    to 256 elements."""
+    if version_fact("latent_cache", version):
+        return tuple(layers)
+    return tuple(
+        Layer(Attention(mixer.num_heads, mixer.num_heads, _PADDED_HEAD, _PADDED_HEAD), layer.ffn)
+        if isinstance(mixer := layer.mixer, LatentAttention)
+        else layer
+        for layer in layers
+    )
 
 
 def _spec(layer: Layer, dtype: str, kv_cache_dtype: str, tp: int, hybrid: bool) -> _Spec | None:

@@ -17,13 +17,13 @@ from headway.catalog.architecture import (
     Attention,
     DenseFeedForward,
     ExpertFeedForward,
-    FeedForward,
     LatentAttention,
     Layer,
     Mixer,
     ModelArchitecture,
     StateSpace,
 )
+from headway.catalog.defaults import version_fact
 from headway.catalog.dtypes import dtype_bytes
 from headway.catalog.versions import Version
 
@@ -51,12 +51,17 @@ class MemoryCoefficients:
     """The CUDA context, in versions that take everything on the card off the budget."""
     collectives_gib: float
     """NCCL and all-reduce buffers, where the process group forms after the profiling's first look."""
+    nvlink_collectives_gib: float
+    """The same between GPUs of one NVLink domain: NCCL keeps a buffer for each of many channels on the GPU, while over
+    PCIe or the network there are few channels and some of their buffers lie in host memory."""
     group_gib: float
     """What working together still adds where it forms before: all-reduce workspaces made later."""
     cached_gib: float
     """What torch keeps in its cache beyond its peak, in versions that count the cache."""
     cuda_graph_gib_per_layer: float
-    """Graphs, and what capturing some of them on trial leaves outside torch's pools."""
+    """What the first and largest graph takes: its pool, and what capturing leaves outside torch's pools."""
+    cuda_graph_gib_per_layer_and_size: float
+    """What each further batch size adds."""
     cuda_graph_low: float
     cuda_graph_high: float
     """The graphs' range, as shares of the likely value."""
@@ -74,14 +79,24 @@ def coefficients() -> MemoryCoefficients:
     return MemoryCoefficients(**json.loads(text))
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the work of one step is divided: heads and feed-forward widths over `tp` GPUs; experts over `expert_gpus`,
+    whole ones if `by_expert`, else a part of each; every MoE layer sees the tokens of `dp` engines."""
+
+    tp: int = 1
+    expert_gpus: int = 1
+    by_expert: bool = False
+    dp: int = 1
+
+
 def forward_bytes(
     model: ModelArchitecture,
     layers: tuple[Layer, ...],
     num_tokens: int,
     *,
-    tp: int,
+    split: Split,
     version: Version,
-    ep: int | None = None,
     narrow_activations: bool = False,
 ) -> int:
     """What one forward pass of `num_tokens` keeps alive at its widest layer.
@@ -91,41 +106,69 @@ def forward_bytes(
     """
     widest = 0.0
     for layer in layers:
-        widths = [0.0]
-        if layer.ffn is not None:
-            widths.append(_ffn_width(layer.ffn, model.hidden_size, tp, ep, narrow_activations))
+        if isinstance(layer.ffn, ExpertFeedForward):
+            size = _expert_elements(layer.ffn, model.hidden_size, num_tokens, split, narrow_activations, version)
+            widest = max(widest, size)
+        elif layer.ffn is not None:
+            widest = max(widest, num_tokens * _dense_width(layer.ffn, split.tp, narrow_activations))
         if layer.mixer is not None:
-            widths.append(_mixer_width(layer.mixer, tp))
-        widest = max(widest, *widths)
+            widest = max(widest, num_tokens * _mixer_width(layer.mixer, split.tp))
     hidden_vectors = 3 if version < (0, 8, 0) else 4
-    return int(num_tokens * (widest + hidden_vectors * model.hidden_size) * dtype_bytes(model.dtype))
+    return int((widest + num_tokens * hidden_vectors * model.hidden_size) * dtype_bytes(model.dtype))
 
 
-def sampler_bytes(model: ModelArchitecture, max_num_seqs: int, num_tokens: int, sampling: str) -> int:
+def sampler_bytes(
+    model: ModelArchitecture, max_num_seqs: int, num_tokens: int, sampling: str, *, version: Version
+) -> int:
     """What sampling for every seat at once keeps alive, the model's own logits included.
 
+    V0 has the hidden vectors of all profiled tokens beside it; V1 has copied the last ones and let go of the rest.
+
     Args:
-        sampling: "logits" (V0: no more than the logits), "sorted", "filtered" or "copied", as the version profiles it.
+        sampling: "sorted", "filtered" or "copied", as the version profiles it.
     """
     rows = min(max_num_seqs, num_tokens)
     sorted_bytes = _SORTED_BYTES_PER_LOGIT if rows >= _SORT_BY_SEGMENTS_FROM_ROWS else _FEW_ROWS_SORTED_BYTES_PER_LOGIT
-    beside = {
-        "logits": 0,
-        "sorted": sorted_bytes,
-        "filtered": _FILTERED_BYTES_PER_LOGIT,
-        "copied": _COPIED_BYTES_PER_LOGIT,
-    }[sampling]
-    return int(rows * model.vocab_size * (dtype_bytes(model.dtype) + beside))
+    beside = {"sorted": sorted_bytes, "filtered": _FILTERED_BYTES_PER_LOGIT, "copied": _COPIED_BYTES_PER_LOGIT}[
+        sampling
+    ]
+    hidden = num_tokens * model.hidden_size if version < (0, 8, 0) else 0
+    return int(rows * model.vocab_size * (dtype_bytes(model.dtype) + beside) + hidden * dtype_bytes(model.dtype))
 
 
-def _ffn_width(ffn: FeedForward, hidden: int, tp: int, ep: int | None, narrow: bool) -> float:
-    matrices = (3 if ffn.gated else 2) - (0.5 if narrow else 0.0)
-    if isinstance(ffn, DenseFeedForward):
-        return matrices * ffn.intermediate_size / tp
-    assert isinstance(ffn, ExpertFeedForward)
-    width = matrices * ffn.intermediate_size / (1 if ep else tp)
-    routed = ffn.experts_per_token * (width + (ffn.latent_size or hidden))
-    return routed + matrices * max(ffn.shared_intermediate_size, ffn.dense_intermediate_size) / tp
+def held_bytes(model: ModelArchitecture, num_layers: int, num_tokens: int) -> int:
+    """Inputs of all-reduces that are not given back before the step ends: two in each layer, one for the embedding.
+
+    torch.distributed kept them until the streams joined (vLLM issue 2150); what is kept counts where the cache does.
+    """
+    return int((2 * num_layers + 1) * num_tokens * model.hidden_size * dtype_bytes(model.dtype))
+
+
+def _dense_width(ffn: DenseFeedForward, tp: int, narrow: bool) -> float:
+    return _num_matrices(ffn.gated, narrow) * ffn.intermediate_size / tp
+
+
+def _num_matrices(gated: bool, narrow: bool) -> float:
+    return (3 if gated else 2) - (0.5 if narrow else 0.0)
+
+
+def _expert_elements(
+    ffn: ExpertFeedForward, hidden: int, num_tokens: int, split: Split, narrow: bool, version: Version
+) -> float:
+    """Intermediate results of an MoE layer, for the tokens of all its engines.
+
+    Until 0.17 a chunk of tokens at a time, with the first results and the last in the same memory (fused_moe.py).
+    """
+    width = ffn.intermediate_size / (1 if split.by_expert else split.expert_gpus)
+    seen, size = num_tokens * split.dp, ffn.latent_size or hidden
+    chunk: int | None = version_fact("moe_chunk_tokens", version)
+    if chunk is not None and version >= (0, 8, 0):
+        routed = min(seen, chunk) * ffn.experts_per_token * (max(2 * width, size) + width)
+    else:
+        routed = seen * ffn.experts_per_token * (_num_matrices(ffn.gated, narrow) * width + size)
+    beside = max(ffn.shared_intermediate_size, ffn.dense_intermediate_size) / split.tp
+    gathered = seen * (2 * hidden + ffn.num_experts) if split.dp > 1 else 0
+    return routed + gathered + num_tokens * _num_matrices(ffn.gated, narrow) * beside
 
 
 def _mixer_width(mixer: Mixer, tp: int) -> float:

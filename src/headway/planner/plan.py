@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.catalog.defaults import version_fact
 from headway.core.profiles import profile_for
 from headway.planner.budget import RankBudget, Term, rank_budgets
 from headway.planner.deployment import Deployment, Resolved, resolve
+from headway.planner.kv_layout import as_cached
 from headway.planner.memory import MemoryCoefficients, coefficients
 
 
@@ -134,9 +135,7 @@ def make_plan(deployment: Deployment, fitted: MemoryCoefficients | None = None) 
         binding_rank=binding.rank,
         num_gpu_blocks=blocks[0],
         blocks_per_request=needed,
-        kv_bytes_per_token=deployment.model.kv_bytes_per_token(
-            deployment.kv_cache_dtype, deployment.tensor_parallel_size
-        ),
+        kv_bytes_per_token=_bytes_per_token(resolved),
         kv_cache_tokens=Range(*tokens),
         max_concurrency=blocks[0] / needed if needed else float("inf"),
         max_model_len_that_fits=min(
@@ -145,6 +144,12 @@ def make_plan(deployment: Deployment, fitted: MemoryCoefficients | None = None) 
         ),
         shortfall_bytes=max(0, missing),
     )
+
+
+def _bytes_per_token(resolved: Resolved) -> int:
+    deployment, model = resolved.deployment, resolved.deployment.model
+    cached = replace(model, layers=as_cached(model.layers, resolved.defaults.version))
+    return cached.kv_bytes_per_token(deployment.kv_cache_dtype, deployment.tensor_parallel_size)
 
 
 def _logged_tokens(resolved: Resolved, binding: RankBudget, num_blocks: int, needed: int) -> int:

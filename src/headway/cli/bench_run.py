@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from headway import factory
-from headway.cli.console import make_console
+from headway.cli.console import make_console, print_next
 from headway.cli.json_output import check_json_path, write_json
 from headway.config import EngineConfig, EngineOptions
 from headway.core.arrivals import TraceSource
@@ -98,6 +98,9 @@ class BenchRun:
             if results[policy].interrupted:
                 break
         self._report(results)
+        print_next(
+            self._console, "headway simulate --model llama-3.1-8b --gpu l40s --compare-policies", "the same on a GPU"
+        )
         return any(result.interrupted for result in results.values())
 
     def _prepare(self) -> bool:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from headway.catalog.compatibility import Row
 from headway.cli.compat_tables import diff_tables, findings_table, matrix_table
 from headway.cli.config_run import FINDINGS, FINE, UNREADABLE, write_sarif
-from headway.cli.console import make_console
+from headway.cli.console import make_console, print_next
 from headway.compat.diff import VersionDiff, diff_versions
 from headway.compat.judge import Finding, Judgement, judge
 from headway.compat.matrix import LEGEND, feature_matrix, pairs_of
@@ -102,6 +102,7 @@ class CompatRun:
         elif str(self._sarif) != "-":
             for path, judgement in found:
                 self._console.print(findings_table(path, judgement))
+            self._next(files, "--from X.Y.Z --to X.Y.Z", "what another release would change")
         self._write([(path, finding) for path, judgement in found for finding in judgement.bad])
         if failed:
             return UNREADABLE
@@ -122,10 +123,14 @@ class CompatRun:
             for (path, diff), figures in zip(found, latency, strict=True):
                 for table in diff_tables(path, diff, figures):
                     self._console.print(table)
+            self._next(files, f"--engine-version {after}", "what is wrong with it there")
         self._write([(path, finding) for path, diff in found for finding in diff.appeared])
         if failed:
             return UNREADABLE
         return FINDINGS if any(diff.is_breaking for _, diff in found) else FINE
+
+    def _next(self, files: Sequence[Path], flags: str, purpose: str) -> None:
+        print_next(self._console, f"headway compat {' '.join(map(str, files))} {flags}", purpose)
 
     def _each(self, files: Sequence[Path], one: Callable[[Invocation], _T]) -> tuple[list[tuple[Path, _T]], bool]:
         found: list[tuple[Path, _T]] = []

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 
 from headway.compat.diff import VersionDiff
 from headway.compat.judge import Judgement
 from headway.compat.matrix import Matrix
 from headway.compat.sizing import Memory
+from headway.report.tables import new_table, titled
 
 _COLORS = {"ok": "green", "unknown": "dim", "fallback": "yellow", "ignored": "yellow", "silent_noop": "yellow"}
 
@@ -31,17 +32,16 @@ def matrix_table(matrix: Matrix) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def findings_table(path: Path, judgement: Judgement) -> Table:
+def findings_table(path: Path, judgement: Judgement) -> Group:
     """The findings of one deployment, worst first."""
     effective = judgement.effective
     title = (
         f"{path}:{effective.invocation.line} in vLLM {effective.version_text} ({effective.engine}): {judgement.verdict}"
     )
-    table = Table(title=escape(title), title_justify="left", caption_justify="left")
+    caption = ""
     if judgement.open:
-        table.caption = f"{len(judgement.open)} more rows depend on facts that are not known (--json lists them)."
-    for column in ("verdict", "what", "versions", "why", "source"):
-        table.add_column(column, overflow="fold")
+        caption = f"{len(judgement.open)} more rows depend on facts that are not known (--json lists them)."
+    table = new_table("verdict", "what", "versions", "why", "source")
     for finding in judgement.findings:
         why = (
             finding.message
@@ -58,65 +58,58 @@ def findings_table(path: Path, judgement: Judgement) -> Table:
         )
     if not judgement.findings:
         table.add_row("[green]ok[/]", "", effective.version_text, "Nothing is known against this combination.", "")
-    return table
+    return titled(title, table, caption)
 
 
-def diff_tables(path: Path, diff: VersionDiff, latency: dict[str, Any] | None) -> Iterator[Table | str]:
+def diff_tables(path: Path, diff: VersionDiff, latency: dict[str, Any] | None) -> Iterator[Group | str]:
     """Everything that the change does: flags, findings, defaults, memory, latency."""
     old, new = diff.before.effective.version_text, diff.after.effective.version_text
     yield f"[bold]{escape(str(path))}: vLLM {old} to {new}[/]: {diff.before.verdict} to {diff.after.verdict}"
     if diff.lost:
-        table = _table("Flags that the new version does not take", "flag", "removed in", "use instead", "note")
+        table = new_table("flag", "removed in", "use instead", "note")
         for flag in diff.lost:
             table.add_row(*map(escape, (flag.option, flag.removed_in, flag.replaced_by or "nothing", flag.note)))
-        yield table
+        yield titled("Flags that the new version does not take", table)
     for title, findings in (("New findings", diff.appeared), ("Findings that go away", diff.gone)):
         if findings:
-            table = _table(title, "verdict", "what", "why", "source")
+            table = new_table("verdict", "what", "why", "source")
             for finding in findings:
                 what = " + ".join(finding.features)
                 table.add_row(finding.verdict, *map(escape, (what, f"{finding.message} {finding.fix}", finding.source)))
-            yield table
+            yield titled(title, table)
     if diff.changed:
-        table = _table("Effective values that change", "setting", old, new, "why before", "why after")
+        table = new_table("setting", old, new, "why before", "why after")
         for value in diff.changed:
             cells = (value.name, _text(value.before), _text(value.after), value.reason_before, value.reason_after)
             table.add_row(*map(escape, cells))
-        yield table
+        yield titled("Effective values that change", table)
     yield _memory_table(diff.memory, old, new)
     if latency is not None:
         yield _latency_table(latency, old, new)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _memory_table(memory: tuple[Memory, Memory], old: str, new: str) -> Table | str:
+def _memory_table(memory: tuple[Memory, Memory], old: str, new: str) -> Group | str:
     before, after = memory
     if before.reason or after.reason:
         return f"Memory is not planned: {before.reason or after.reason}"
-    table = _table("KV-cache memory, planned", "", old, new)
+    table = new_table("", old, new)
     for name in ("available_bytes", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency", "fits"):
         first, second = getattr(before, name), getattr(after, name)
         if name == "available_bytes" and first is not None and second is not None:
             table.add_row("available on each GPU", f"{first / 2**30:.2f} GiB", f"{second / 2**30:.2f} GiB")
         else:
             table.add_row(name, str(first), str(second))
-    return table
+    return titled("KV-cache memory, planned", table)
 
 
-def _latency_table(latency: dict[str, Any], old: str, new: str) -> Table | str:
+def _latency_table(latency: dict[str, Any], old: str, new: str) -> Group | str:
     if "reason" in latency:
         return f"Latency is not simulated: {latency['reason']}"
-    table = _table(f"Simulated: {latency['workload']}", "", old, new)
+    table = new_table("", old, new)
     for name, value in latency["before"].items():
         other = latency["after"].get(name)
         table.add_row(name, _number(value), _number(other))
-    return table
+    return titled(f"Simulated: {latency['workload']}", table)
 
 
 def _number(value: Any) -> str:

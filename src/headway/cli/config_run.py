@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 
 from headway.catalog.flags import flags_of
-from headway.cli.console import make_console
+from headway.cli.console import make_console, print_next
 from headway.compat.sarif import Report, sarif_log
 from headway.deployment.effective import Effective, Setting, resolve_effective
 from headway.deployment.invocation import Lint
 from headway.deployment.lints import lints_of
 from headway.deployment.read import read_file
 from headway.errors import ConfigError, InputError
+from headway.report.tables import new_table, titled
 
 FINE, FINDINGS, UNREADABLE = 0, 1, 2
 _SECRETS = frozenset(("api_key", "hf_token", "ssl_keyfile_password"))
@@ -143,6 +144,8 @@ def shown(effective: Effective, show_all: bool) -> dict[str, Setting]:
 def _print(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], *, show_all: bool, quiet: bool) -> None:
     console = make_console()
     for index, (path, effective) in enumerate(results):
+        if index and not quiet:
+            console.print()
         if not quiet:
             console.print(settings_table(path, effective, show_all))
         for lint in lints[index]:
@@ -150,25 +153,28 @@ def _print(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], 
             where = f"{path}:{lint.line}" if lint.line else str(path)
             text = f"[{color}]{lint.level}[/] {escape(where)}: {escape(lint.message)} [dim]({lint.rule})[/]"
             console.print(text, soft_wrap=True)
-        if not quiet:
-            console.print()
+    if results and not quiet:
+        path, effective = results[0]
+        print_next(
+            console,
+            f"headway compat {path} --engine-version {effective.version_text}",
+            "what does not go together in that release",
+        )
 
 
-def settings_table(path: Path, effective: Effective, show_all: bool) -> Table:
+def settings_table(path: Path, effective: Effective, show_all: bool) -> Group:
     """Settings with value, what was written, and why."""
     invocation = effective.invocation
     title = f"{path}:{invocation.line} {invocation.source}" + (f" {invocation.name}" if invocation.name else "")
     caption = f"vLLM {effective.version_text} ({effective.version_reason}), engine {effective.engine}"
-    table = Table(title=escape(title), caption=escape(caption), title_justify="left", caption_justify="left")
-    for column in ("setting", "value", "written", "why"):
-        table.add_column(column, overflow="fold")
+    table = new_table("setting", "value", "written", "why")
     for name, setting in shown(effective, show_all).items():
         if setting.value is None and setting.written is None and setting.reason.startswith("default of"):
             continue
         hide = replace(setting, value=hidden(name, setting.value), written=hidden(name, setting.written))
         style = "bold" if setting.is_written else ("yellow" if setting.source == "forced" else "dim")
         table.add_row(name, _text(hide.value), _text(hide.written), escape(setting.reason), style=style)
-    return table
+    return titled(title, table, caption)
 
 
 def _text(value: Any) -> str:

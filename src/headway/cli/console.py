@@ -5,9 +5,16 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
+from rich.text import Text
 
 _WIDTH_OF_NO_TERMINAL = 140
 """A pipe or file has no width of its own; at the usual 80 columns wide tables would be squeezed."""
+
+
+def print_next(console: Console, command: str, purpose: str) -> None:
+    """The natural next step, as the last line of what a person reads."""
+    console.print()
+    console.print(Text.assemble(("Next: ", "dim"), command, (f"   {purpose}", "dim")), soft_wrap=True)
 
 
 def make_console(*, stderr: bool = False) -> Console:

@@ -106,7 +106,7 @@ def _measure(requests: list[TraceRequest], pool: int, max_model_len: int, block_
 
 
 def _print(results: list[KVUse], num_requests: int, max_model_len: int, pool: int) -> None:
-    from headway.cli.console import make_console
+    from headway.cli.console import make_console, print_next
     from headway.report.tables import new_table
 
     console = make_console()
@@ -137,3 +137,6 @@ def _print(results: list[KVUse], num_requests: int, max_model_len: int, pool: in
     console.print(table)
     if any(result.mean_running == 0 for result in results):
         console.print("–: no request ever waited, so nothing can be said of a full pool; give more requests.")
+    print_next(
+        console, "headway plan llama-3.1-8b --gpu l40s --lengths 512/1500", "how many requests a real pool holds"
+    )

@@ -85,7 +85,7 @@ def plan(**params: Any) -> None:
 
 
 def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
-    from headway.cli.console import make_console
+    from headway.cli.console import make_console, print_next
     from headway.planner.advice import at_lengths
     from headway.planner.fixes import find_fixes, find_gains
     from headway.planner.plan import make_plan
@@ -108,6 +108,9 @@ def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
         print_plan(console, planned, fixes, no_help, gains, lengths=lengths, advice=advice)
         if logs:
             _explain(logs, planned, as_json=False)
+        if planned.fits:
+            name, card = params["hf_config"] or params["model"], params["gpu"].partition(",")[0]
+            print_next(console, f"headway simulate --model {name} --gpu {card} …", "how fast, with the same flags")
     if not planned.fits:
         sys.exit(_NOT_FITTING)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from headway.cli.console import make_console
+from headway.cli.console import make_console, print_next
 from headway.cli.json_output import write_json
 from headway.config import BATCHING_POLICIES
 from headway.core.policies import make_policy
@@ -61,6 +61,9 @@ class SimulateRun:
             runs = {self._options.policy: self._simulate_one()}
         self._console.print(self._footer(list(runs.values())))
         write_json([self._row(name, run) for name, run in runs.items()], self._output.json_path, self._console)
+        if self._output.compare_policies or not self._output.follows_requests:
+            flags = "--html report.html --requests-out requests.csv"
+            print_next(self._console, f"the same with {flags}", "plots, and why each request took as long as it did")
 
     def _simulate(self, policy: str, observers: Sequence[Observer]) -> Simulated:
         options = self._options

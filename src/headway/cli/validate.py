@@ -73,7 +73,7 @@ def _print_json(result: Validation) -> None:
 
 
 def _print_table(results: Sequence[Validation]) -> None:
-    from headway.cli.console import make_console
+    from headway.cli.console import make_console, print_next
     from headway.report.tables import new_table
 
     console = make_console()
@@ -95,3 +95,6 @@ def _print_table(results: Sequence[Validation]) -> None:
             f"judged on {len(result.run.requests) - result.num_fit_requests} requests.",
             highlight=False,
         )
+    print_next(
+        console, "headway calibrate --model … --gpu … --bench result.json", "fit the simulator to a server of yours"
+    )

@@ -63,7 +63,7 @@ def comparison_table(
             for value in values
         ]
         table.add_row(f"{metric.label}, ms" if metric.unit == "ms" else metric.label, *cells)
-    return _titled(title, table)
+    return titled(title, table)
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, str, str]]) -> Group:
@@ -74,17 +74,22 @@ def facts_table(title: str, facts: Iterable[tuple[str, str, str]]) -> Group:
     table.add_column("why", style="dim", overflow="fold")
     for fact in facts:
         table.add_row(*map(Text, fact))
-    return _titled(title, table)
+    return titled(title, table)
 
 
-def new_table(*, show_header: bool = True) -> Table:
-    """An empty table in the house style."""
-    return Table(show_header=show_header, box=None, padding=(0, 2, 0, 0))
+def new_table(*columns: str, show_header: bool = True) -> Table:
+    """An empty table in the house style; long cells of the columns fold."""
+    table = Table(show_header=show_header, box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
-def _titled(title: str, table: Table) -> Group:
+def titled(title: str, table: Table, caption: str = "") -> Group:
+    """A table under its title, and above its caption."""
     # Not the table's own title, which would wrap at the width of its columns.
-    return Group(Text(title, style="bold"), table) if title else Group(table)
+    above = [Text(title, style="bold")] if title else []
+    return Group(*above, table, *([Text(caption, style="dim")] if caption else []))
 
 
 def format_value(value: float | None, metric: Metric) -> str:

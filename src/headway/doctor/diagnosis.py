@@ -69,6 +69,7 @@ class Fix:
         setting: in vLLM's spelling; `replicas`, `client`, `request_rate` and `max_tokens` are those of no flag.
         addresses: the bottlenecks that it is for.
         side_effects: what gets worse, with numbers where they are known.
+        helps: whether the simulation finds it of use; None where it was not simulated.
     """
 
     setting: str
@@ -79,6 +80,7 @@ class Fix:
     predicted: tuple[Predicted, ...] = ()
     side_effects: tuple[str, ...] = ()
     note: str = ""
+    helps: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,12 @@ def _sampling(resolved: Resolved) -> str:
 def runs_v2(resolved: Resolved) -> bool:
     """The version runs this model on its second model runner by default."""
     rule, model = version_fact("v2_model_runner", resolved.defaults.version), resolved.deployment.model
-    return model.architecture in rule.get("architectures", ()) or bool(rule.get("moe" if model.is_moe else "dense"))
+    if model.architecture in rule.get("architectures", ()):
+        quantization = resolve_quantization(model, resolved.deployment.quantization, strict=False)
+        return bool(rule.get("quantized", True)) or quantization is None
+    if resolved.has_states and not rule.get("hybrid"):
+        return False
+    return bool(rule.get("moe" if model.is_moe else "dense"))
 
 
 def _narrow_activations(resolved: Resolved) -> bool:

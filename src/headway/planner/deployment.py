@@ -95,6 +95,11 @@ class Resolved:
     state_blocks: int
     hybrid_groups: bool
 
+    @property
+    def has_states(self) -> bool:
+        """Some layers keep a recurrent state."""
+        return _has_states(self.deployment.model)
+
 
 def resolve(deployment: Deployment) -> Resolved:
     """Check the flags and fill in the defaults of the version.

@@ -64,6 +64,10 @@ class KVLayout:
         """Pool blocks that a request of `num_tokens` needs at its longest."""
         return sum(group.blocks_per_request(num_tokens, in_flight_tokens, self.state_blocks) for group in self.groups)
 
+    def token_blocks(self, num_tokens: int) -> int:
+        """Pool blocks of the groups that keep every one of a request's tokens."""
+        return sum(group.blocks_per_request(num_tokens, 0, 0) for group in self.groups if group.kind == "full")
+
     def longest_request(self, num_blocks: int, in_flight_tokens: int) -> int:
         """The most tokens that one request can have in a pool of `num_blocks`; 0 if not even one token fits."""
         low, high = 0, 1

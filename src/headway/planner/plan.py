@@ -67,6 +67,16 @@ class Plan:
         return self.num_gpu_blocks - reserved >= self.blocks_per_request
 
     @property
+    def kv_bytes_per_token_of_model(self) -> int:
+        """All GPUs of a tensor-parallel group together, heads that are copied counted once."""
+        return _bytes_per_token(self.resolved, tp=1)
+
+    @property
+    def token_blocks_per_request(self) -> int:
+        """Of `blocks_per_request`, those of the layers that keep every token."""
+        return self.binding.layout.token_blocks(self.resolved.max_model_len)
+
+    @property
     def block_size(self) -> int:
         """Tokens in a block of the layers that keep tokens."""
         return self.binding.layout.block_size
@@ -135,7 +145,7 @@ def make_plan(deployment: Deployment, fitted: MemoryCoefficients | None = None) 
         binding_rank=binding.rank,
         num_gpu_blocks=blocks[0],
         blocks_per_request=needed,
-        kv_bytes_per_token=_bytes_per_token(resolved),
+        kv_bytes_per_token=_bytes_per_token(resolved, deployment.tensor_parallel_size),
         kv_cache_tokens=Range(*tokens),
         max_concurrency=blocks[0] / needed if needed else float("inf"),
         max_model_len_that_fits=min(
@@ -146,10 +156,10 @@ def make_plan(deployment: Deployment, fitted: MemoryCoefficients | None = None) 
     )
 
 
-def _bytes_per_token(resolved: Resolved) -> int:
+def _bytes_per_token(resolved: Resolved, tp: int) -> int:
     deployment, model = resolved.deployment, resolved.deployment.model
     cached = replace(model, layers=as_cached(model.layers, resolved.defaults.version))
-    return cached.kv_bytes_per_token(deployment.kv_cache_dtype, deployment.tensor_parallel_size)
+    return cached.kv_bytes_per_token(deployment.kv_cache_dtype, tp)
 
 
 def _logged_tokens(resolved: Resolved, binding: RankBudget, num_blocks: int, needed: int) -> int:

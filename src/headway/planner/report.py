@@ -73,11 +73,13 @@ def _capacity(plan: Plan) -> dict[str, Any]:
         "engine_version": deployment.engine_version,
         "fits": plan.fits,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_bytes_per_token_of_model": plan.kv_bytes_per_token_of_model,
         "available_kv_cache_bytes": plan.available_kv_cache_bytes,
         "kv_cache_tokens": {"value": tokens.likely, "low": tokens.low, "high": tokens.high},
         "num_gpu_blocks": plan.num_gpu_blocks,
         "block_size": plan.block_size,
         "blocks_per_request": plan.blocks_per_request,
+        "token_blocks_per_request": plan.token_blocks_per_request,
         "max_concurrency": round(plan.max_concurrency, 3),
         "max_model_len_that_fits": plan.max_model_len_that_fits,
         "longest_admissible": plan.longest_admissible,
@@ -169,11 +171,10 @@ def _terms_table(plan: Plan) -> RenderableType:
     for name in ("", "GiB", "range", "from"):
         table.add_column(name, justify="right" if name in ("GiB", "range") else "left")
     for term in plan.terms:
-        sign = "" if term.name == "requested" else "-" if term.counted else "("
-        end = ")" if sign == "(" else ""
+        size = f"{term.num_bytes / GIB:.2f}"
         table.add_row(
-            term.name,
-            f"{sign}{term.num_bytes / GIB:.2f}{end}",
+            term.name if term.name == "requested" else f"less {term.name}" if term.counted else f"({term.name})",
+            size if term.counted else f"({size})",
             f"{term.low / GIB:.2f} to {term.high / GIB:.2f}",
             Text(term.source, style="dim"),
         )
@@ -182,7 +183,7 @@ def _terms_table(plan: Plan) -> RenderableType:
         "KV cache",
         Text(f"{binding.available_bytes / GIB:.2f}", style="bold"),
         f"{binding.available_low / GIB:.2f} to {binding.available_high / GIB:.2f}",
-        Text("what is left", style="dim"),
+        Text("given" if plan.deployment.kv_cache_memory_bytes is not None else "what is left", style="dim"),
     )
     return shown
 
@@ -195,8 +196,13 @@ def _capacity_table(plan: Plan, lengths: AtLengths | None) -> RenderableType:
     table.add_column(style="dim")
     table.add_row("tokens", f"{tokens.likely:,}", f"{tokens.low:,} to {tokens.high:,}")
     table.add_row("blocks", f"{plan.num_gpu_blocks:,}", f"of {plan.block_size} tokens")
-    table.add_row("bytes a token", f"{plan.kv_bytes_per_token:,}", "on one GPU")
-    table.add_row(f"requests of {length:,}", f"{plan.max_concurrency:.2f}", f"each {plan.blocks_per_request:,} blocks")
+    of_model = plan.kv_bytes_per_token_of_model
+    shared = "" if of_model == plan.kv_bytes_per_token else f", {of_model:,} of the model"
+    table.add_row("bytes a token", f"{plan.kv_bytes_per_token:,}", f"on one GPU{shared}")
+    others = plan.blocks_per_request - plan.token_blocks_per_request
+    split = f" ({plan.token_blocks_per_request:,} for all its tokens)" if others else ""
+    each = f"each {plan.blocks_per_request:,} blocks{split}"
+    table.add_row(f"requests of {length:,}", f"{plan.max_concurrency:.2f}", each)
     whole = estimate_by_whole_model(plan)
     if whole is not None:
         table.add_row("longest request", f"{plan.max_model_len_that_fits:,}", f"vLLM's error would say {whole:,}")

@@ -14,7 +14,7 @@ from typing import Any
 from headway.errors import InputError
 from headway.evidence.files import read_text
 from headway.evidence.load import LoadResult
-from headway.evidence.run_rows import lengths_of, run_of_row
+from headway.evidence.run_rows import Run, lengths_of, run_of_row, settle_units
 
 _CLOSED_STRATEGIES = ("concurrent", "throughput", "synchronous")
 _LATENCY = re.compile(r"(?:mean|median|p\d+(?:\.\d+)?)_(?:ttft|tpot|itl|e2el|latency)_ms")
@@ -85,7 +85,8 @@ def _from_objects(path: Path, text: str, notes: list[str]) -> Iterator[LoadResul
 def _from_row(source: str, row: Mapping[Any, Any], notes: list[str]) -> Iterator[LoadResult]:
     run, rest = run_of_row(row)
     if run.is_told:
-        yield run.result(source, notes)
+        notes += settle_units([run], source)
+        yield run.result(source)
     elif run.has_load or rest:
         notes.append(f"{source}: holds no latency or throughput.")
 
@@ -98,6 +99,7 @@ def _from_table(text: str, name: str, notes: list[str]) -> Iterator[LoadResult]:
     if delimiter not in lines[0]:
         return
     unknown: dict[str, int] = {}
+    runs: list[tuple[str, Run]] = []
     try:
         for index, row in enumerate(csv.DictReader(io.StringIO("\n".join(lines)), delimiter=delimiter), 1):
             if index > _MAX_ROWS:
@@ -107,9 +109,11 @@ def _from_table(text: str, name: str, notes: list[str]) -> Iterator[LoadResult]:
             for key in rest:
                 unknown[key] = unknown.get(key, 0) + 1
             if run.is_told:
-                yield run.result(f"{name}, row {index + 1}", notes)
+                runs.append((f"{name}, row {index + 1}", run))
     except csv.Error as error:
         notes.append(f"{name}: {error}.")
+    notes += settle_units([run for _, run in runs], name)
+    yield from (run.result(source) for source, run in runs)
     if unknown:
         notes.append(f"{name}: columns that are not understood: {', '.join(list(unknown)[:20])}.")
 
@@ -127,7 +131,8 @@ def _printed(text: str, name: str, notes: list[str]) -> Iterator[LoadResult]:
         before = part
         run, _ = run_of_row(row)
         if run.is_told:
-            yield run.result(f"{name}, result {index}", notes)
+            notes += settle_units([run], name)
+            yield run.result(f"{name}, result {index}")
 
 
 def _from_bench(source: str, record: Mapping[str, Any]) -> LoadResult:

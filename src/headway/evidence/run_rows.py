@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,10 @@ def is_setting(name: str) -> bool:
     """Whether a name is one of a setting rather than of a figure."""
     plain = name.strip().lower().replace("-", "_").replace(" ", "_").lstrip("_")
     return plain not in _NOT_SETTINGS and (plain in _SETTINGS or plain.startswith(_SETTING_STARTS))
+
+
+_GAP_KEYS = ("itl_ms", "tpot_ms")
+_LOAD_FIELDS = ("concurrency", "requests_per_s", "mean_prompt_tokens", "mean_output_tokens", "num_requests")
 
 
 @dataclass(slots=True)
@@ -66,15 +70,25 @@ class Run:
     def merged(self, base: Run) -> Run:
         """This run, with the base's load where it has none of its own, and its settings besides."""
         made = Run(**{name: getattr(self, name) for name in self.__slots__})
-        for name in ("concurrency", "requests_per_s", "mean_prompt_tokens", "mean_output_tokens", "num_requests"):
+        for name in _LOAD_FIELDS:
             if getattr(made, name) is None:
                 setattr(made, name, getattr(base, name))
         made.settings = {**base.settings, **self.settings}
         return made
 
-    def result(self, source: str, notes: list[str]) -> LoadResult:
-        """The run as a value; guessed units are told."""
-        measured = self.measured | self._settled(source, notes)
+    def load_only(self) -> Run:
+        """Its load and settings, without what was measured."""
+        made = Run().merged(self)
+        made.totals = dict(self.totals)
+        return made
+
+    def has_same_load(self, other: Run) -> bool:
+        """Whether both are of the same load."""
+        return all(getattr(self, name) == getattr(other, name) for name in _LOAD_FIELDS)
+
+    def result(self, source: str) -> LoadResult:
+        """The run as a value; latencies whose unit is not settled are left out."""
+        measured = dict(self.measured)
         count = self.num_requests
         prompt, output = self.mean_prompt_tokens, self.mean_output_tokens
         if count:
@@ -97,23 +111,6 @@ class Run:
             settings=self.settings,
         )
 
-    def _settled(self, source: str, notes: list[str]) -> dict[str, float]:
-        """Latencies without a unit, in milliseconds.
-
-        Gaps between tokens below 1 are seconds. Other latencies are seconds below 10, milliseconds from 1,000 on, and
-        in between what their neighbours are.
-        """
-        gaps = {key for key in self.unitless if key.endswith(("itl_ms", "tpot_ms"))}
-        others = [value for key, value in self.unitless.items() if key not in gaps]
-        are_seconds = bool(others) and min(others) < _SURELY_SECONDS and max(others) < _SURELY_MS
-        settled = {}
-        for key, value in self.unitless.items():
-            is_seconds = value < _TOKEN_SECONDS if key in gaps else are_seconds
-            settled[key] = value * 1e3 if is_seconds else value
-            unit = "seconds" if is_seconds else "milliseconds"
-            notes.append(f"{source}: {key.removesuffix('_ms')} {value:g} has no unit; taken for {unit}.")
-        return settled
-
     @property
     def is_told(self) -> bool:
         """Whether anything was measured."""
@@ -122,8 +119,30 @@ class Run:
     @property
     def has_load(self) -> bool:
         """Whether anything is known of the load."""
-        values = (self.concurrency, self.requests_per_s, self.mean_prompt_tokens, self.mean_output_tokens)
-        return any(value is not None for value in (*values, self.num_requests))
+        return any(getattr(self, name) is not None for name in _LOAD_FIELDS)
+
+
+def settle_units(runs: Sequence[Run], source: str) -> list[str]:
+    """Give latencies without a unit the one that all of a table seem to have; returns a note that says so.
+
+    Gaps between tokens below 1 are seconds. Other latencies are seconds if the least is below 10 and none reaches
+    1,000, else milliseconds.
+    """
+    cells = [(run, key, value) for run in runs for key, value in run.unitless.items()]
+    gaps = [value for _, key, value in cells if key.endswith(_GAP_KEYS)]
+    others = [value for _, key, value in cells if not key.endswith(_GAP_KEYS)]
+    gap_factor = 1e3 if gaps and max(gaps) < _TOKEN_SECONDS else 1.0
+    factor = 1e3 if others and min(others) < _SURELY_SECONDS and max(others) < _SURELY_MS else 1.0
+    told: dict[str, str] = {}
+    for run, key, value in cells:
+        used = gap_factor if key.endswith(_GAP_KEYS) else factor
+        run.measured.setdefault(key, value * used)
+        told.setdefault(key.removesuffix("_ms"), f"{value:g} {'s' if used > 1.0 else 'ms'}")
+        run.unitless.pop(key, None)
+    if not told:
+        return []
+    words = ", ".join(f"{name} is read as {value}" for name, value in list(told.items())[:6])
+    return [f"{source}: no unit is given: {words}."]
 
 
 def _mean(total: float | None, count: float) -> float | None:

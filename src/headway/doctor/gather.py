@@ -9,9 +9,14 @@ from pathlib import Path
 from headway.doctor.deployment_evidence import plan_of, read_subject
 from headway.doctor.evidence import Evidence, Objective
 from headway.errors import InputError
+from headway.evidence.bench_results import read_bench
 from headway.evidence.engine import EngineEvent, EngineFacts, EngineSample, EngineTotals
+from headway.evidence.files import read_text
 from headway.evidence.live import INTERVAL_S, is_url, scrape_live
 from headway.evidence.load import LoadResult
+from headway.evidence.load_words import load_of_words
+from headway.evidence.observed import read_observed
+from headway.evidence.run_rows import Run
 from headway.evidence.scrapes import Metrics, MetricsFold, read_metrics
 from headway.evidence.server_log import read_server_log
 from headway.planner.startup_log import StartupLog, read_startup_logs
@@ -29,6 +34,7 @@ class _Found:
     start_up_text: str = ""
     startup: StartupLog | None = None
     unusable: list[str] = field(default_factory=list)
+    stated: dict[str, float | str] = field(default_factory=dict)
 
 
 def gather(
@@ -61,6 +67,8 @@ def gather(
     found = _Found()
     _read_logs(found, logs)
     _read_metrics(found, metrics, interval_s)
+    _read_benches(found, benches)
+    _read_observed(found, observed)
     if trace is not None and not trace.is_file():
         raise InputError(f"Cannot read {trace}: there is no such file.")
     subject = read_subject(
@@ -72,6 +80,8 @@ def gather(
         model=model,
     )
     found.unusable += subject.notes
+    if subject.words is not None:
+        found.loads = _with_words(found.loads, load_of_words(subject.words))
     plan, notes = plan_of(subject.effective, found.facts)
     return Evidence(
         effective=subject.effective,
@@ -85,6 +95,7 @@ def gather(
         trace=trace,
         objective=objective or Objective(),
         unusable=tuple(dict.fromkeys([*found.unusable, *notes])),
+        stated=found.stated,
     )
 
 
@@ -136,6 +147,48 @@ def _read_metrics(found: _Found, sources: Sequence[Path | str], interval_s: floa
             found.totals = reading.totals
         elif reading.totals is not None:
             found.unusable.append("Metrics of several servers: the counters and histograms are those of the first.")
+
+
+def _read_benches(found: _Found, paths: Iterable[Path]) -> None:
+    for path in paths:
+        read_text(path)
+        try:
+            runs, notes = read_bench(path)
+        except InputError as error:
+            found.unusable.append(f"{error}")
+            continue
+        found.loads += runs
+        found.unusable += notes
+
+
+def _read_observed(found: _Found, given: Iterable[str]) -> None:
+    for text in given:
+        seen = read_observed(text)
+        found.samples += seen.samples
+        found.loads += seen.loads
+        found.events += seen.events
+        found.stated |= seen.stated
+        found.unusable += seen.notes
+        found.facts = _merge(found.facts, seen.facts)
+        if found.totals is None:
+            found.totals = seen.totals
+        elif seen.totals is not None:
+            found.unusable.append("Counters that are stated are not used beside those of the metrics.")
+
+
+def _with_words(loads: list[LoadResult], words: Run) -> list[LoadResult]:
+    """Loads with what the given words say of theirs; a load of its own where there is none."""
+    if not words.has_load:
+        return loads
+    told = words.result("the command")
+    if not loads:
+        return [told]
+    names = ("concurrency", "requests_per_s", "mean_prompt_tokens", "mean_output_tokens", "num_requests")
+    missing = {name: getattr(told, name) for name in names}
+    return [
+        replace(load, **{name: value for name, value in missing.items() if getattr(load, name) is None})
+        for load in loads
+    ]
 
 
 def _merge(first: EngineFacts, second: EngineFacts) -> EngineFacts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -70,6 +71,13 @@ def test_turning_a_feature_off_reads_as_off() -> None:
         change_text(Fix("speculative_config", {"method": "ngram"}, None, "")) == "speculative_config method ngram → off"
     )
     assert change_text(Fix("replicas", None, 2, "")) == "replicas → 2"
+
+
+def test_what_the_simulation_found_of_no_use_is_not_advised() -> None:
+    fixes = (Fix("max_num_seqs", 24, 48, "", helps=False), Fix("replicas", 1, 2, "", helps=True))
+    page = make_page(replace(full_diagnosis(), fixes=fixes))
+    assert page.headline.endswith("First: replicas 1 → 2.")
+    assert "Simulated and of no use here: max_num_seqs 24 → 48." in terminal(replace(full_diagnosis(), fixes=fixes))
 
 
 def test_an_empty_diagnosis_is_a_page_that_names_no_bottleneck() -> None:

@@ -38,7 +38,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         measure_next=measure_next(figures, findings.bottlenecks),
         figures=figures.as_mapping(),
         unusable=tuple(dict.fromkeys(evidence.unusable)),
-        is_clean=_is_clean(findings.first) and compat.is_clean and not fixes,
+        is_clean=_is_clean(findings.first) and compat.is_clean and all(fix.helps is False for fix in fixes),
     )
 
 

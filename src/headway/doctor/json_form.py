@@ -71,6 +71,7 @@ def _fix(fix: Fix) -> dict[str, Any]:
             for item in fix.predicted
         ],
         "side_effects": list(fix.side_effects),
+        "helps": fix.helps,
         "note": fix.note,
     }
 

@@ -82,6 +82,10 @@ SCHEMA: dict[str, Any] = _object(
             high=_number("upper bound of `after`"),
         ),
         side_effects=_texts("what gets worse"),
+        helps={
+            "type": ["boolean", "null"],
+            "description": "whether the simulation finds it of use; null where it was not simulated",
+        },
         note=_text("why there is no prediction, or what to know of it"),
     ),
     must_not=_objects(

@@ -100,8 +100,8 @@ def _headline(diagnosis: Diagnosis) -> tuple[str, Tone]:
     text = f"{TITLES[first.kind]} ({first.confidence} evidence)."
     if first.kind in ("none", "none_idle"):
         return text, "good"
-    if diagnosis.fixes:
-        text += f" First: {change_text(diagnosis.fixes[0])}."
+    if useful := [fix for fix in diagnosis.fixes if fix.helps is not False]:
+        text += f" First: {change_text(useful[0])}."
     return text, "bad"
 
 
@@ -155,9 +155,14 @@ def _bottleneck(item: Bottleneck) -> Item:
 
 def _fixes(diagnosis: Diagnosis) -> Section | None:
     blocks: list[Block] = []
-    if diagnosis.fixes:
-        items = tuple(_fix(fix) for fix in diagnosis.fixes[:_MOST_FIXES])
-        blocks += [Listing(items, is_ordered=True), *_rest(len(diagnosis.fixes), _MOST_FIXES)]
+    useful = [fix for fix in diagnosis.fixes if fix.helps is not False]
+    useless = [fix for fix in diagnosis.fixes if fix.helps is False]
+    if useful:
+        items = tuple(_fix(fix) for fix in useful[:_MOST_FIXES])
+        blocks += [Listing(items, is_ordered=True), *_rest(len(useful), _MOST_FIXES)]
+    if useless:
+        names = ", ".join(change_text(fix) for fix in useless[:_MOST_OTHERS])
+        blocks.append(Paragraph(f"Simulated and of no use here: {names}."))
     if diagnosis.fixes and diagnosis.model_check is not None:
         blocks.append(Paragraph(model_check_text(diagnosis.model_check), is_soft=True))
     return Section("What to change, in this order", tuple(blocks)) if blocks else None

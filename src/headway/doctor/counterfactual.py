@@ -1,0 +1,205 @@
+"""Each candidate fix, simulated before it is advised: what it would change, how sure that is, and what gets worse."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headway.doctor.deployment_fit import FittedDeployment, NotSimulatedError, changes_prices, fit_deployment
+from headway.doctor.diagnosis import Fix, ModelCheck, Predicted
+from headway.doctor.evidence import Evidence
+from headway.doctor.figures import Figures, figures_of, main_load
+from headway.doctor.gauges import gauges_of
+from headway.doctor.observed import load_figures, observed_figures
+from headway.doctor.oracle_fit import FittedModel, Observed, fit_model
+from headway.doctor.ranking import Simulated, rank
+from headway.doctor.workload_fit import FittedWorkload, fit_workload
+from headway.errors import HeadwayError
+from headway.evidence.load import LoadResult
+from headway.report.error_bars import error_bars
+from headway.report.summary import Summary
+
+MOST_SIMULATED = 12
+_MOST_LOADS = 3
+METRICS = (
+    "output_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "median_itl_ms", "p99_itl_ms",
+    "mean_kv_usage", "num_preemptions", "mean_num_running", "mean_num_waiting",
+)  # fmt: skip
+"""What is predicted, by summary key."""
+_SMALLEST_ERROR = 0.03
+"""No prediction is surer than what counts as no change."""
+_ADDITIVE = ("output_throughput", "request_throughput", "num_preemptions", "mean_num_running", "mean_num_waiting")
+_NOT_SIMULATED: Mapping[str, str] = {
+    "client": "The client is not part of the simulation.",
+    "max_loras": "LoRA adapters are not part of the simulation.",
+    "scheduling_policy": "Priorities of requests are not in the evidence.",
+}
+Outcome = tuple[Summary, FittedWorkload, float]
+"""A summary, the workload it is of, and the relative error of its step times."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """A deployment or a workload after a fix; `replicas` share the workload, and one of them is simulated."""
+
+    deployment: FittedDeployment
+    workload: FittedWorkload
+    replicas: int = 1
+
+
+def predict(evidence: Evidence, fixes: Sequence[Fix]) -> tuple[ModelCheck | None, list[Fix]]:
+    """Simulate the deployment as it is and with each fix, and rank the fixes.
+
+    The first `MOST_SIMULATED` fixes that can be simulated are. Both sides of a prediction are simulated, so that they
+    share the model's error. The order is: what reaches the objective, smallest change first; what helps, most first;
+    what could not be simulated, where it stood; what does not help.
+
+    Returns:
+        How well the fitted model reproduces the evidence, and the fixes. If the model is not accepted no fix is
+        predicted, and each says why.
+    """
+    figures = figures_of(evidence)
+    try:
+        model = fit(evidence, figures)
+    except NotSimulatedError as reason:
+        check = ModelCheck({}, {}, None, False, f"Nothing is predicted. {reason}")
+        return check, [_noted(fix, str(reason)) for fix in fixes]
+    if not model.check.accepted:
+        return model.check, [_noted(fix, "Not predicted: the model does not reproduce the evidence.") for fix in fixes]
+    done: list[Simulated | Fix] = []
+    for fix in fixes:
+        count = sum(isinstance(item, Simulated) for item in done)
+        if count >= MOST_SIMULATED:
+            done.append(_noted(fix, f"Not simulated: only the first {MOST_SIMULATED} are."))
+        else:
+            done.append(_simulated(model, fix))
+    return model.check, rank(done, model.summary, evidence.objective, _shown(model))
+
+
+def fit(evidence: Evidence, figures: Figures) -> FittedModel:
+    """The deployment, workload and prices that the evidence shows.
+
+    Raises:
+        NotSimulatedError: something that a simulation needs is not told; the message says what.
+    """
+    try:
+        deployment = fit_deployment(evidence, figures)
+        gauges = gauges_of(figures)
+        loads = _loads(evidence)
+        main = fit_workload(figures, loads[0] if loads else None, gauges, deployment)
+        observed = [Observed(main, observed_figures(figures, gauges) | main.seen)]
+        for load in loads[1:]:
+            observed.append(Observed(fit_workload(figures, load, gauges, deployment), load_figures(load)))
+        return fit_model(deployment, observed)
+    except HeadwayError as error:
+        raise NotSimulatedError(f"The deployment cannot be simulated: {error.message}") from None
+
+
+def _loads(evidence: Evidence) -> list[LoadResult]:
+    """The main load first, then some others under the same settings: they tell kernels from host."""
+    main = main_load(evidence)
+    if main is None:
+        return []
+    others = [load for load in evidence.loads if load is not main and load.settings == main.settings]
+    others = [load for load in others if load.measured and evidence.trace is None]
+    others.sort(key=lambda load: load.concurrency or load.requests_per_s or 0.0)
+    return [main, *others[: _MOST_LOADS - 1]]
+
+
+def _noted(fix: Fix, reason: str) -> Fix:
+    return replace(fix, note=f"{fix.note} {reason}".strip())
+
+
+# ------------------------------------------------------------------ one fix
+
+
+def _simulated(model: FittedModel, fix: Fix) -> Simulated | Fix:
+    try:
+        changed = _change(model, fix)
+        summary = model.simulate(changed.deployment, changed.workload)
+    except NotSimulatedError as reason:
+        return _noted(fix, f"Not simulated: {reason}")
+    except HeadwayError as error:
+        return _noted(fix, f"Not simulated: {error.message}")
+    summary = _times(summary, changed.replicas)
+    error = step_error(model, fix.setting)
+    bars = error_bars(summary, error, is_closed=changed.workload.is_closed)
+    predicted = tuple(
+        Predicted(key, before, after, *_bounds(after, bars.get(key)))
+        for key in _shown(model)
+        if (before := _number(model.summary, key)) is not None and (after := _number(summary, key)) is not None
+    )
+    note = fix.note
+    skipped = int(summary.get("num_skipped") or 0) - int(model.summary.get("num_skipped") or 0)
+    if skipped > 0:
+        note = f"{note} {skipped} of {len(changed.workload.requests)} requests would be refused as too long.".strip()
+    return Simulated(replace(fix, predicted=predicted, note=note), summary)
+
+
+def step_error(model: FittedModel, setting: str) -> float:
+    """Relative error of step times after a change of a setting.
+
+    That of the fit where prices stay what they were; with the roofline's own error added (in squares) where the setting
+    changes what a step costs, which the evidence does not show.
+    """
+    error = max(_SMALLEST_ERROR, model.step_error)
+    if not changes_prices(setting):
+        return error
+    return math.hypot(error, model.deployment.oracle_error)
+
+
+def _change(model: FittedModel, fix: Fix) -> _Changed:
+    """What a fix makes of the deployment or the workload."""
+    setting, value = fix.setting, fix.to_value
+    workload, deployment = model.workload, model.deployment
+    if setting in _NOT_SIMULATED:
+        raise NotSimulatedError(_NOT_SIMULATED[setting])
+    if setting == "replicas":
+        count = round(_positive(value) / _positive(fix.from_value or 1))
+        if count < 2:
+            raise NotSimulatedError(f"{value} replicas instead of {fix.from_value} are no addition.")
+        return _Changed(deployment, workload.shared_by(count), count)
+    if setting == "request_rate":
+        return _Changed(deployment, workload.at_rate(_positive(value) / _positive(fix.from_value)))
+    if setting in ("max_concurrency", "concurrency"):
+        if not workload.is_closed:
+            raise NotSimulatedError("An open loop has no number of clients.")
+        return _Changed(deployment, replace(workload, concurrency=max(1, round(_positive(value)))))
+    if setting in ("max_tokens", "max_completion_tokens"):
+        return _Changed(deployment, workload.capped(max(1, round(_positive(value)))))
+    if setting == "enable_prefix_caching" and value and not any(item.block_keys for item in workload.requests):
+        raise NotSimulatedError("How much of the prompts is shared is not in the evidence.")
+    return _Changed(deployment.changed({setting: value}), workload)
+
+
+def _positive(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise NotSimulatedError(f"{json.dumps(value, default=str)} is not a number.") from None
+    if not number > 0:
+        raise NotSimulatedError(f"{value} is not above 0.")
+    return number
+
+
+def _times(summary: Summary, replicas: int) -> Summary:
+    """Counts and rates of all replicas, from those of one."""
+    if replicas == 1:
+        return summary
+    return summary | {key: value * replicas for key in _ADDITIVE if (value := summary.get(key)) is not None}
+
+
+def _shown(model: FittedModel) -> tuple[str, ...]:
+    return tuple(key for key in METRICS if not any(key.endswith(ending) for ending in model.withheld))
+
+
+def _number(summary: Summary, key: str) -> float | None:
+    value = summary.get(key)
+    return None if value is None else float(value)
+
+
+def _bounds(value: float, error: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if error is None else (max(0.0, value * (1.0 - error)), value * (1.0 + error))

@@ -1,0 +1,216 @@
+"""From the evidence to a workload that a simulation can run: how requests come, how long they are, how many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from headway.doctor.arrivals_fit import Arrivals, fit_arrivals
+from headway.doctor.deployment_fit import FittedDeployment, NotSimulatedError
+from headway.doctor.figures import Figures
+from headway.doctor.gauges import Gauges
+from headway.doctor.lengths_fit import Lengths, fit_lengths
+from headway.doctor.windowed import Window
+from headway.errors import HeadwayError
+from headway.evidence.load import LoadResult
+from headway.simulation.run import SimulatedWorkload
+from headway.workload.formats import has_arrivals, read_requests
+from headway.workload.generators import arrival_times
+from headway.workload.trace import TraceRequest
+
+_PREFIX_KEY_TOKENS = 16
+_MOST_REQUESTS, _LEAST_REQUESTS = 1500, 60
+_WAVES, _LEAST_WAVES = 8, 2
+_WARM_UP = 0.2
+_SECONDS = 0.3
+"""What a simulation may take on one core, roughly; see `_cost_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedWorkload:
+    """Requests and how they are offered, as the evidence tells it or under the assumptions stated.
+
+    `window` is what is measured of a run: None for a benchmark, all of which its client measured. `is_estimated`: the
+    rate is not given but derived. `seen` are means of gauges in the stretch of time that is simulated.
+    """
+
+    requests: tuple[TraceRequest, ...]
+    concurrency: int | None
+    is_paced: bool
+    source: str
+    window: Window | None = None
+    is_estimated: bool = False
+    assumptions: tuple[str, ...] = ()
+    seen: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether requests come when others end."""
+        return self.concurrency is not None
+
+    def workload(self) -> SimulatedWorkload:
+        """As a simulation takes it. Requests that a deployment could never hold are left out and counted."""
+        return SimulatedWorkload(self.requests, self.concurrency, skip_too_long=True, is_paced=self.is_paced)
+
+    def at_rate(self, factor: float) -> FittedWorkload:
+        """Arrivals that come `factor` times as often; as long in time if the window ends at an instant.
+
+        Raises:
+            NotSimulatedError: requests come when others end, so that there is no rate.
+        """
+        if self.is_closed and not self.is_paced:
+            raise NotSimulatedError("A closed loop has no request rate; its number of clients is what can be lowered.")
+        window = self.window
+        if window is not None and window.until_s is not None:
+            window = replace(window, until_s=window.until_s / factor)
+        requests = tuple(item.arriving_at(item.arrival_s / factor) for item in self.requests)
+        return replace(self, requests=requests, window=window)
+
+    def shared_by(self, replicas: int) -> FittedWorkload:
+        """What one of several replicas gets: every so-manieth request, or its share of the clients.
+
+        Raises:
+            NotSimulatedError: there are fewer clients than replicas.
+        """
+        if self.concurrency is not None and self.concurrency < replicas:
+            raise NotSimulatedError(f"{self.concurrency} clients do not load {replicas} replicas.")
+        clients = None if self.concurrency is None else max(1, round(self.concurrency / replicas))
+        requests, window = self.requests[::replicas], self.window
+        if window is not None:
+            window = Window(window.num_before // replicas, len(requests), window.until_s)
+        return replace(self, requests=requests, concurrency=clients, window=window)
+
+    def capped(self, max_tokens: int) -> FittedWorkload:
+        """With outputs of at most so many tokens."""
+        return replace(
+            self,
+            requests=tuple(
+                replace(item, num_output_tokens=min(item.num_output_tokens, max_tokens)) for item in self.requests
+            ),
+        )
+
+
+def fit_workload(
+    figures: Figures, load: LoadResult | None, gauges: Gauges, deployment: FittedDeployment
+) -> FittedWorkload:
+    """The workload of one load, or of the engine's own figures where there is none.
+
+    Raises:
+        NotSimulatedError: rates or lengths are not told and cannot be estimated.
+    """
+    is_stepped = deployment.speculation is not None
+    trace = figures.evidence.trace
+    if trace is not None:
+        return _from_trace(trace, figures, load, gauges, is_stepped)
+    config = deployment.deployment.config
+    pool_tokens = config.cache.num_blocks * config.cache.block_size * deployment.deployment.num_ranks
+    lengths = fit_lengths(figures, load, gauges, pool_tokens)
+    most = _affordable(lengths, is_stepped)
+    arrivals = fit_arrivals(figures, load, gauges, lengths, most)
+    count = _num_requests(arrivals, load, most)
+    hit_rate = figures.load.prefix_hit_rate or 0.0
+    pairs = lengths.draw(count, config.scheduler.max_model_len)
+    at = _instants(arrivals, count)
+    requests = [_with_prefix(TraceRequest(at[index], *pair), hit_rate) for index, pair in enumerate(pairs)]
+    for index in range(min(arrivals.half_done, count)):
+        requests[index] = replace(requests[index], num_output_tokens=max(1, requests[index].num_output_tokens // 2))
+    assumptions = [*lengths.assumptions, *arrivals.assumptions]
+    if hit_rate >= 0.01:
+        assumptions.append(f"All prompts share their first {hit_rate:.0%}, as the prefix cache's hit rate.")
+    total = (load.num_requests or len(load.lengths)) if load is not None else 0
+    if count < total:
+        assumptions.append(f"{count:,} of the {total:,} requests are simulated.")
+    return FittedWorkload(
+        tuple(requests),
+        arrivals.concurrency,
+        arrivals.is_paced,
+        lengths.source if load is None else load.source,
+        _window(arrivals, count, load),
+        arrivals.is_estimated,
+        tuple(assumptions),
+        arrivals.seen,
+    )
+
+
+def _window(arrivals: Arrivals, count: int, load: LoadResult | None) -> Window | None:
+    """A benchmark is measured whole. An engine is watched amid its work: neither its first requests nor its drain."""
+    if load is not None:
+        return None
+    if arrivals.until_s is not None:
+        held = arrivals.backlog + arrivals.half_done
+        return Window(0 if count < 2 * held else held, count, arrivals.until_s)
+    warm = max(arrivals.concurrency or 0, int(_WARM_UP * count))
+    return Window(min(warm, count // 2), count)
+
+
+def _with_prefix(request: TraceRequest, hit_rate: float) -> TraceRequest:
+    count = int(request.num_prompt_tokens * hit_rate / _PREFIX_KEY_TOKENS)
+    if not count:
+        return request
+    keys = tuple(("shared", index) for index in range(count))
+    return replace(request, block_keys=keys, block_key_tokens=_PREFIX_KEY_TOKENS)
+
+
+def _instants(arrivals: Arrivals, count: int) -> list[float]:
+    if arrivals.until_s is not None:
+        return [0.0] * (count - len(arrivals.instants)) + list(arrivals.instants)
+    if math.isinf(arrivals.requests_per_s):
+        return [0.0] * count
+    return list(arrival_times(count, arrivals.requests_per_s, burstiness=1.0, rng=Random("arrivals")))
+
+
+def _affordable(lengths: Lengths, is_stepped: bool) -> int:
+    cost_s = 3e-4 + lengths.mean_prompt * 2e-7 + lengths.mean_output * (8e-6 if is_stepped else 1.5e-6)
+    return max(_LEAST_REQUESTS, min(_MOST_REQUESTS, int(_SECONDS / cost_s)))
+
+
+def _num_requests(arrivals: Arrivals, load: LoadResult | None, affordable: int) -> int:
+    """As many as the load had where that is affordable; else enough for several waves of clients."""
+    total = (load.num_requests or len(load.lengths)) if load is not None else 0
+    if arrivals.until_s is not None:
+        return arrivals.backlog + arrivals.half_done + len(arrivals.instants)
+    if arrivals.concurrency is not None:
+        wanted = total or max(_LEAST_REQUESTS, _WAVES * arrivals.concurrency)
+        return min(wanted, max(affordable, _LEAST_WAVES * arrivals.concurrency))
+    if math.isinf(arrivals.requests_per_s):
+        return min(total or affordable, _MOST_REQUESTS)
+    return min(total or _MOST_REQUESTS, affordable)
+
+
+def _from_trace(
+    path: Path, figures: Figures, load: LoadResult | None, gauges: Gauges, is_stepped: bool
+) -> FittedWorkload:
+    """The first requests of a trace, at their own instants, or as the load or the engine says they were offered."""
+    try:
+        found = tuple(islice(read_requests(path, skip_empty=True), _MOST_REQUESTS))
+        is_timed = has_arrivals(path)
+    except HeadwayError as error:
+        raise NotSimulatedError(f"The trace cannot be used: {error}") from None
+    if not found:
+        raise NotSimulatedError(f"The trace {path.name} holds no requests.")
+    prompt = sum(item.num_prompt_tokens for item in found) / len(found)
+    output = sum(item.num_output_tokens for item in found) / len(found)
+    lengths = Lengths(prompt, output, path.name)
+    most = min(len(found), _affordable(lengths, is_stepped))
+    asked = load is not None and (load.concurrency is not None or load.requests_per_s is not None)
+    arrivals = Arrivals()
+    if asked or not is_timed:
+        arrivals = fit_arrivals(figures, load, gauges, lengths, most)
+    count = min(len(found), _num_requests(arrivals, None, most))
+    requests = found[:count]
+    if asked or not is_timed:
+        at = _instants(arrivals, count)
+        requests = tuple(item.arriving_at(at[index]) for index, item in enumerate(requests))
+    text = f"The first {count:,} requests of {path.name}."
+    return FittedWorkload(
+        requests,
+        arrivals.concurrency,
+        arrivals.is_paced,
+        path.name,
+        _window(arrivals, count, load),
+        assumptions=(text, *arrivals.assumptions),
+    )

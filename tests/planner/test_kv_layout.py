@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headway.catalog import Attention, Layer, StateSpace, find_model
+from headway.catalog.architecture import LatentAttention
 from headway.errors import ConfigError
-from headway.planner.kv_layout import kv_layout
+from headway.planner.kv_layout import LayoutRules, kv_layout
 from headway.planner.partition import layer_partition
 
 FULL = Layer(Attention(8, 8, 64, 64), None)
@@ -45,7 +46,7 @@ def test_nearly_equal_counts_make_one_group_each_of_the_larger_size() -> None:
 
 def test_without_the_hybrid_manager_a_window_is_sized_as_full_attention() -> None:
     """Versions before 0.9.1, or --disable-hybrid-kv-cache-manager."""
-    layout = kv_layout([SLIDING, FULL] * 16, dtype="bfloat16", hybrid=False)
+    layout = kv_layout([SLIDING, FULL] * 16, dtype="bfloat16", rules=LayoutRules(hybrid=False))
     assert layout.num_groups == 1 and layout.blocks_per_request(16384, 1024) == 1024
 
 
@@ -55,7 +56,7 @@ def test_attention_blocks_grow_until_a_page_holds_a_recurrent_state() -> None:
     attention = Attention(24, 4, 256, 256)
     state = StateSpace("gated_delta", 16, 48, 128, 128, 4, "float32")
     layers = ([Layer(state, None)] * 3 + [Layer(attention, None)]) * 16
-    layout = kv_layout(layers, dtype="bfloat16", kv_cache_dtype="fp8", tp=2, state_blocks=2)
+    layout = kv_layout(layers, dtype="bfloat16", kv_cache_dtype="fp8", tp=2, rules=LayoutRules(state_blocks=2))
     assert layout.block_size == 1568
     num_blocks = int(4.99 * 2**30) // layout.block_bytes
     needed = layout.blocks_per_request(131072, 8192)
@@ -69,6 +70,43 @@ def test_smaller_pages_are_filled_with_more_tokens() -> None:
     layout = kv_layout(model.layers, dtype="bfloat16", tp=2)
     sizes = {group.kind: group.block_size for group in layout.groups}
     assert sizes == {"sliding": 16, "full": 32}
+
+
+def test_a_page_that_does_not_divide_the_largest_is_padded() -> None:
+    """192 elements beside 128: the larger page counts for both, and the smaller layers' blocks stay as they are."""
+    wide = Layer(Attention(8, 8, 96, 96, kind="sliding", window=1024), None)
+    layout = kv_layout([wide, FULL] * 8, dtype="bfloat16")
+    assert {group.kind: group.block_size for group in layout.groups} == {"sliding": 16, "full": 16}
+    assert layout.block_bytes == 16 * 8 * 192 * 2 * 8
+
+
+def test_chunk_local_layers_keep_a_chunk_and_what_is_in_flight() -> None:
+    """Llama 4: three of four layers forget at each 8,192 tokens; sized as full attention from 0.10.1 to 0.13."""
+    model = find_model("meta-llama/Llama-4-Scout-17B-16E-Instruct")
+    layout = kv_layout(model.layers, dtype="bfloat16")
+    assert layout.num_groups == 4
+    assert layout.blocks_per_request(65536, 8192) == 65536 // 16 + 3 * (8192 + 8192) // 16
+    old = kv_layout(model.layers, dtype="bfloat16", rules=LayoutRules(chunked_groups=False))
+    assert old.num_groups == 1 and old.blocks_per_request(65536, 8192) == 65536 // 16
+
+
+def test_a_pipeline_rank_holds_its_part_of_the_whole_models_groups() -> None:
+    """Gemma 3 27B on two ranks: seven groups on each, with the pages that the rank has of the fullest of them."""
+    model = find_model("google/gemma-3-27b-it")
+    whole = kv_layout(model.layers, dtype="bfloat16")
+    first, second = (kv_layout(model.layers, dtype="bfloat16", here=here) for here in (range(31), range(31, 62)))
+    assert first.num_groups == second.num_groups == whole.num_groups == 7
+    assert first.blocks_per_request(32768, 2048) == whole.blocks_per_request(32768, 2048)
+    assert first.block_bytes == second.block_bytes == 16 * 16 * 256 * 2 * 5
+
+
+def test_latent_attention_beside_states_grows_in_larger_steps() -> None:
+    """Its kernels want blocks of 64 tokens, from 0.27 on of 128."""
+    latent = LatentAttention(32, 512, 128, 64, 128)
+    state = StateSpace("kda", 32, 32, 128, 128, 4, "float32")
+    layers = ([Layer(state, None)] * 3 + [Layer(latent, None)]) * 6
+    sizes = [kv_layout(layers, dtype="bfloat16", rules=LayoutRules(latent_step=step)).block_size for step in (16, 64)]
+    assert sizes == [1888, 1920]
 
 
 def test_layers_that_all_attend_fully_share_a_group_whatever_their_size() -> None:

@@ -73,14 +73,14 @@ def rank_budgets(resolved: Resolved, fitted: MemoryCoefficients) -> tuple[RankBu
     ranks: list[RankBudget] = []
     start = 0
     for rank, size in enumerate(resolved.partition):
-        layers = resolved.deployment.model.layers[start : start + size]
-        ranks.append(_rank_budget(resolved, fitted, rank, layers))
+        ranks.append(_rank_budget(resolved, fitted, rank, range(start, start + size)))
         start += size
     return tuple(ranks)
 
 
-def _rank_budget(resolved: Resolved, fitted: MemoryCoefficients, rank: int, layers: tuple[Layer, ...]) -> RankBudget:
+def _rank_budget(resolved: Resolved, fitted: MemoryCoefficients, rank: int, here: range) -> RankBudget:
     deployment = resolved.deployment
+    layers = deployment.model.layers[here.start : here.stop]
     total = _total_term(resolved, rank)
     terms = (
         _weights_term(resolved, rank, layers),
@@ -100,7 +100,7 @@ def _rank_budget(resolved: Resolved, fitted: MemoryCoefficients, rank: int, laye
         available_bytes=available[1],
         available_low=available[0],
         available_high=available[2],
-        layout=rank_layout(resolved, layers),
+        layout=rank_layout(resolved, here),
     )
 
 
@@ -131,17 +131,23 @@ def _available(
     return int(likely - down), likely, int(likely + up)
 
 
-def rank_layout(resolved: Resolved, layers: tuple[Layer, ...]) -> KVLayout:
-    """KV blocks of the layers of one rank."""
-    model = resolved.deployment.model
+def rank_layout(resolved: Resolved, here: range) -> KVLayout:
+    """KV blocks of one rank, which holds the layers `here`.
+
+    From 0.11.0 groups are formed of the whole model's layers, before of each rank's own.
+    """
+    model, defaults = resolved.deployment.model, resolved.defaults
+    layers = as_cached(model.layers, defaults.version)
+    if not version_fact("groups_of_whole_model", defaults.version):
+        layers, here = layers[here.start : here.stop], range(len(here))
     return kv_layout(
-        as_cached(_without_shared_kv(resolved, layers), resolved.defaults.version),
+        _without_shared_kv(resolved, layers),
         dtype=model.dtype,
         kv_cache_dtype=resolved.deployment.kv_cache_dtype,
         tp=resolved.deployment.tensor_parallel_size,
-        block_size=resolved.defaults.block_size,
-        hybrid=resolved.hybrid_groups,
-        state_blocks=resolved.state_blocks,
+        block_size=defaults.block_size,
+        rules=resolved.layout_rules,
+        here=here,
     )
 
 
@@ -150,7 +156,7 @@ def _without_shared_kv(resolved: Resolved, layers: tuple[Layer, ...]) -> tuple[L
     shared = resolved.deployment.model.num_kv_shared_layers
     if not shared or len(resolved.partition) > 1:
         return layers
-    return layers[: len(layers) - shared]
+    return (*layers[: len(layers) - shared], *(Layer(None, layer.ffn) for layer in layers[len(layers) - shared :]))
 
 
 def _total_term(resolved: Resolved, rank: int) -> Term:

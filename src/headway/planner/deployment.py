@@ -12,6 +12,7 @@ from headway.catalog.dtypes import KV_CACHE_DTYPES, dtype_bytes
 from headway.catalog.quantization import named_quantization
 from headway.config import REFERENCE_ENGINE_VERSION
 from headway.errors import ConfigError
+from headway.planner.kv_layout import LayoutRules
 from headway.planner.partition import layer_partition
 
 
@@ -92,8 +93,7 @@ class Resolved:
     """Layers on each pipeline rank."""
     in_flight_tokens: int
     """Tokens of one request that may be in flight when a sliding window is moved."""
-    state_blocks: int
-    hybrid_groups: bool
+    layout_rules: LayoutRules
 
     @property
     def has_states(self) -> bool:
@@ -139,9 +139,13 @@ def resolve(deployment: Deployment) -> Resolved:
         max_model_len=max_model_len,
         partition=layer_partition(model.num_layers, deployment.pipeline_parallel_size, deployment.pp_layer_partition),
         in_flight_tokens=_in_flight_tokens(deployment, defaults),
-        state_blocks=2 if _has_states(model) and defaults.enable_prefix_caching else 1,
-        hybrid_groups=bool(version_fact("hybrid_kv_groups", defaults.version))
-        and not deployment.disable_hybrid_kv_cache_manager,
+        layout_rules=LayoutRules(
+            hybrid=bool(version_fact("hybrid_kv_groups", defaults.version))
+            and not deployment.disable_hybrid_kv_cache_manager,
+            chunked_groups=bool(version_fact("chunked_kv_groups", defaults.version)),
+            latent_step=int(version_fact("latent_block_step", defaults.version)),
+            state_blocks=2 if _has_states(model) and defaults.enable_prefix_caching else 1,
+        ),
     )
 
 

@@ -6,7 +6,7 @@ pool; a block is as large as one page of every layer of one group. A model whose
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,10 +15,8 @@ from headway.catalog.defaults import version_fact
 from headway.catalog.versions import Version
 from headway.errors import ConfigError
 
-PastKind = Literal["full", "sliding", "state"]
+PastKind = Literal["full", "sliding", "chunked", "state"]
 _PADDED_HEAD = 256
-_KERNEL_BLOCK = 16
-"""Attention blocks are enlarged in steps of this many tokens until a page holds a recurrent state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,8 @@ class KVGroup:
         if self.kind == "sliding":
             kept = min(self.window - 1 + in_flight_tokens, num_tokens)
             return self.num_groups * (-(-kept // self.block_size) + 1)
-        return self.num_groups * -(-num_tokens // self.block_size)
+        kept = min(self.window + in_flight_tokens, num_tokens) if self.kind == "chunked" else num_tokens
+        return self.num_groups * -(-kept // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,39 +82,58 @@ class KVLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class LayoutRules:
+    """What a version does with layers that keep their past in different ways.
+
+    `hybrid`: they get groups of their own; else what forgets is sized as full attention. `chunked_groups`: so do
+    chunk-local layers. `latent_step`: blocks of latent attention beside states grow in steps of so many tokens.
+    `state_blocks`: blocks of recurrent state that one request holds (1, or 2 where states are cached).
+    """
+
+    hybrid: bool = True
+    chunked_groups: bool = True
+    latent_step: int = 128
+    state_blocks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class _Spec:
     kind: PastKind
     bytes_per_token: int
     """Of a state: its bytes."""
     window: int = 0
+    is_latent: bool = False
 
 
 def kv_layout(
-    layers: Iterable[Layer],
+    layers: Sequence[Layer],
     *,
     dtype: str,
     kv_cache_dtype: str = "auto",
     tp: int = 1,
     block_size: int = 16,
-    hybrid: bool = True,
-    state_blocks: int = 1,
+    rules: LayoutRules | None = None,
+    here: range | None = None,
 ) -> KVLayout:
-    """The layout of the layers of one pipeline rank on one GPU of `tp`.
+    """The layout on one GPU of `tp`.
 
     Args:
-        hybrid: layers of different kinds get groups of their own; else sliding windows are sized as full attention.
-        state_blocks: blocks of recurrent state that one request holds (1, or 2 where states are cached).
+        layers: those that the groups are formed of: the model's, or one pipeline rank's.
+        rules: the version's; the newest release's by default.
+        here: the positions in `layers` of those that this GPU holds (all by default).
 
     Raises:
         ConfigError: a layer's cache is not modelled.
     """
-    specs = [spec for layer in layers if (spec := _spec(layer, dtype, kv_cache_dtype, tp, hybrid)) is not None]
-    if not specs:
-        return KVLayout((), 0, state_blocks)
-    kinds = {(spec.kind, spec.window) for spec in specs}
+    rules = rules or LayoutRules()
+    specs = [_spec(layer, dtype, kv_cache_dtype, tp, rules) for layer in layers]
+    here = range(len(specs)) if here is None else here
+    if not any(specs[index] for index in here):
+        return KVLayout((), 0, rules.state_blocks)
+    kinds = {(spec.kind, spec.window) for spec in specs if spec is not None}
     if len(kinds) == 1:
-        return _uniform(specs, block_size, state_blocks)
-    return _grouped(specs, block_size, state_blocks)
+        return _uniform([spec for index in here if (spec := specs[index]) is not None], block_size, rules)
+    return _grouped(specs, here, block_size, rules)
 
 
 def as_cached(layers: Sequence[Layer], version: Version) -> tuple[Layer, ...]:
@@ -131,7 +149,7 @@ def as_cached(layers: Sequence[Layer], version: Version) -> tuple[Layer, ...]:
     )
 
 
-def _spec(layer: Layer, dtype: str, kv_cache_dtype: str, tp: int, hybrid: bool) -> _Spec | None:
+def _spec(layer: Layer, dtype: str, kv_cache_dtype: str, tp: int, rules: LayoutRules) -> _Spec | None:
     mixer = layer.mixer
     if mixer is None:
         return None
@@ -144,46 +162,55 @@ def _spec(layer: Layer, dtype: str, kv_cache_dtype: str, tp: int, hybrid: bool) 
         return _Spec("state", mixer.state_bytes(dtype, tp))
     assert isinstance(mixer, Attention | LatentAttention)
     size = round(token_bytes(mixer, kv_cache_dtype, dtype, tp))
-    if isinstance(mixer, Attention) and mixer.kind == "sliding" and hybrid:
+    if isinstance(mixer, LatentAttention):
+        return _Spec("full", size, is_latent=True)
+    forgets = mixer.kind == "sliding" or (mixer.kind == "chunked" and rules.chunked_groups)
+    if forgets and rules.hybrid:
         assert mixer.window is not None
-        return _Spec("sliding", size, mixer.window)
+        return _Spec(mixer.kind, size, mixer.window)
     return _Spec("full", size)
 
 
-def _uniform(specs: Sequence[_Spec], block_size: int, state_blocks: int) -> KVLayout:
+def _uniform(specs: Sequence[_Spec], block_size: int, rules: LayoutRules) -> KVLayout:
     kind, window = specs[0].kind, specs[0].window
     tokens = 1 if kind == "state" else block_size
     group = KVGroup(kind, len(specs), 1, tokens, window)
-    return KVLayout((group,), sum(spec.bytes_per_token for spec in specs) * tokens, state_blocks)
+    return KVLayout((group,), sum(spec.bytes_per_token for spec in specs) * tokens, rules.state_blocks)
 
 
-def _grouped(specs: Sequence[_Spec], block_size: int, state_blocks: int) -> KVLayout:
-    by_kind: dict[tuple[PastKind, int], list[_Spec]] = {}
-    for spec in specs:
-        by_kind.setdefault((spec.kind, spec.window), []).append(spec)
-    token_sizes = {
-        key: max(spec.bytes_per_token for spec in members) for key, members in by_kind.items() if key[0] != "state"
-    }
-    state = max((spec.bytes_per_token for spec in specs if spec.kind == "state"), default=0)
-    if state and token_sizes:
-        step = _KERNEL_BLOCK * max(token_sizes.values())
-        block_size = max(block_size, _KERNEL_BLOCK * -(-state // step))
-    page = max([state, *(size * block_size for size in token_sizes.values())])
-    counts = [len(members) for members in by_kind.values()]
+def _grouped(specs: Sequence[_Spec | None], here: range, block_size: int, rules: LayoutRules) -> KVLayout:
+    """Groups of equal size by kind; a page is as large as the largest layer's, and a block holds the pages that this
+    GPU has of the group of which it has most."""
+    by_spec: dict[_Spec, list[int]] = {}
+    for index, spec in enumerate(specs):
+        if spec is not None:
+            by_spec.setdefault(spec, []).append(index)
+    block_size = _enlarged(list(by_spec), block_size, rules)
+    page = max(spec.bytes_per_token * (1 if spec.kind == "state" else block_size) for spec in by_spec)
+    counts = [len(members) for members in by_spec.values()]
     group_size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
-    groups = tuple(
-        KVGroup(
-            kind=key[0],
-            num_layers=len(members),
-            num_groups=-(-len(members) // group_size),
-            block_size=1 if key[0] == "state" else _filled(page, token_sizes[key], block_size),
-            window=key[1],
-        )
-        for key, members in by_kind.items()
-    )
-    return KVLayout(groups, page * group_size, state_blocks)
+    groups: list[KVGroup] = []
+    most_pages = 0
+    for spec, members in by_spec.items():
+        num_groups = -(-len(members) // group_size)
+        tokens = 1 if spec.kind == "state" else _filled(page, spec.bytes_per_token, block_size)
+        groups.append(KVGroup(spec.kind, len(members), num_groups, tokens, spec.window))
+        held = [sum(index in here for index in members[first::num_groups]) for first in range(num_groups)]
+        most_pages = max(most_pages, *held)
+    return KVLayout(tuple(groups), page * most_pages, rules.state_blocks)
+
+
+def _enlarged(specs: Sequence[_Spec], block_size: int, rules: LayoutRules) -> int:
+    """The block size, grown in steps until an attention page holds a recurrent state."""
+    state = max((spec.bytes_per_token for spec in specs if spec.kind == "state"), default=0)
+    attention = [spec for spec in specs if spec.kind != "state"]
+    if not state or not attention:
+        return block_size
+    step = max(block_size, rules.latent_step if any(spec.is_latent for spec in attention) else 16)
+    return step * -(-state // (step * max(spec.bytes_per_token for spec in attention)))
 
 
 def _filled(page: int, bytes_per_token: int, block_size: int) -> int:
-    """Tokens of a smaller layer that fill the common page, as a whole multiple of the block size."""
-    return block_size * max(1, page // (bytes_per_token * block_size))
+    """Tokens of a smaller layer in the common page: as many as fill it where its page divides it; else it is padded."""
+    own = bytes_per_token * block_size
+    return block_size * (page // own if page % own == 0 else 1)

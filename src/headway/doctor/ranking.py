@@ -57,9 +57,10 @@ def rank(items: Sequence[Simulated | Fix], before: Summary, objective: Objective
     """Put fixes in order.
 
     `items` come smallest change first. Those that meet every bound of the objective keep that order and lead (without
-    bounds: those that bring at least half of the best gain); others that help follow, most gain first; then come those
-    that were not simulated, except that one which stood before all simulated ones stays in front; last, what does not
-    help.
+    bounds: those that bring at least half of the best gain); others that help follow, most gain first. Of either, those
+    for the most limiting bottleneck, which is the first fix's, come first: a larger cache puts requests that never end
+    off, and does not end them. Then come those that were not simulated, except that one which stood before all
+    simulated ones stays in front; last, what does not help.
     """
     gains = {id(item): _gain(item, before, objective, shown) for item in items if isinstance(item, Simulated)}
     best = max(gains.values(), default=0.0)
@@ -80,7 +81,14 @@ def rank(items: Sequence[Simulated | Fix], before: Summary, objective: Objective
         else:
             helping.append((gain, fix))
     helping.sort(key=lambda pair: -pair[0])
-    return [*leading, *reaching, *(fix for _, fix in helping), *unsimulated, *useless]
+    useful = [*reaching, *(fix for _, fix in helping)]
+    first = next((kind for fix in map(_fix_of, items) for kind in fix.addresses[:1]), None)
+    useful.sort(key=lambda fix: first not in fix.addresses)
+    return [*leading, *useful, *unsimulated, *useless]
+
+
+def _fix_of(item: Simulated | Fix) -> Fix:
+    return item if isinstance(item, Fix) else item.fix
 
 
 def _useless_note(fix: Fix, gain: float) -> str:
@@ -111,8 +119,16 @@ def _targets(fix: Fix, objective: Objective) -> tuple[str, ...]:
         return missed
     if objective.goal == "throughput":
         return ("output_throughput",)
-    found = [key for kind in fix.addresses for key in _TARGETS.get(kind, ())]
+    found = [key for kind in fix.addresses for key in _targets_of(kind, fix)]
     return tuple(dict.fromkeys(found)) or (*_TTFT, *_ITL, "output_throughput")
+
+
+def _targets_of(kind: BottleneckKind, fix: Fix) -> tuple[str, ...]:
+    """A budget that was too large stalls decodes; one that was too small holds prompts up."""
+    old, new = fix.from_value, fix.to_value
+    if kind == "chunk_missized" and isinstance(old, int) and isinstance(new, int) and new > old:
+        return _TTFT
+    return _TARGETS.get(kind, ())
 
 
 def _change(key: str, before: Summary, after: Summary) -> float | None:

@@ -1,13 +1,15 @@
-"""Deployments with one fault each, and healthy ones. The fault is in the deployment or its load, never in the figures."""
+"""Deployments with one fault each, and healthy ones. Faults are in the deployment or its load, never in the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from headway.catalog.accelerators import GIB
 from headway.doctor.diagnosis import BottleneckKind
 from headway.executors.simulated.oracle import DecodePricer, ErrorBar, LatencyOracle, Part, StepShape, StepTime
 from headway.simulation.options import DeploymentOptions
+from headway.simulation.server_log import StatusFigures, startup_lines, status_line
 from tests.doctor.planted.server import Load, Server, evenly, poisson, together
 
 
@@ -17,7 +19,8 @@ class Planted:
 
     Args:
         metric: the summary key that the fault spoils.
-        improves: what share of it must at most be left once the first fix is made.
+        improves: what share of it is left at most, or by what share it grows at least, once the first fix is made.
+        is_gone: whether the doctor then no longer names the fault; else it is only less.
         bounds: the operator's objectives.
     """
 
@@ -25,6 +28,7 @@ class Planted:
     kind: BottleneckKind
     metric: str = "p99_ttft_ms"
     improves: float = 0.5
+    is_gone: bool = True
     bounds: Mapping[str, float] = field(default_factory=dict)
     goal: str = "latency"
 
@@ -76,51 +80,57 @@ class Stalling:
 
 FAULTS: dict[str, Planted] = {
     "pool_too_small": Planted(
-        Server(_llama(gpu_memory_utilization=0.45), Load(poisson(2.5, 240, (600, 1400), (300, 900)))),
+        Server(_llama(gpu_memory_utilization=0.45), Load(poisson(2.5, 120, (600, 1400), (300, 900)))),
         "kv_starvation",
     ),
     "one_long_hog": Planted(
         Server(
             _llama(max_model_len=131072, gpu_memory_utilization=0.8),
-            Load(together(evenly(1, 0, 120_000, 8000), poisson(0.1, 200, (40_000, 44_000), (50, 100), start_s=30))),
+            Load(together(evenly(1, 0, 120_000, 8000), poisson(0.1, 150, (40_000, 44_000), (50, 100), start_s=30))),
         ),
         "kv_starvation",
+        metric="p50_ttft_ms",
+        is_gone=False,
     ),
     "too_few_seats": Planted(
-        Server(_llama("h100", max_num_seqs=8), Load(poisson(6, 180, (300, 700), (200, 400)))), "waiting_queue_stall"
+        Server(_llama("h100", max_num_seqs=8), Load(poisson(6, 90, (300, 700), (200, 400)))), "waiting_queue_stall"
     ),
     "prompts_beyond_prefill": Planted(
-        Server(_llama(max_num_batched_tokens=8192), Load(poisson(2.2, 180, (5500, 6500), (2, 2)))),
+        Server(_llama(max_num_batched_tokens=8192), Load(poisson(2.2, 150, (5500, 6500), (2, 2)))),
         "prefill_compute_bound",
     ),
     "chunk_too_large": Planted(
         Server(
             _llama(max_num_batched_tokens=16384, max_model_len=32768),
-            Load(together(poisson(0.8, 240, (100, 300), (100, 300)), poisson(0.3, 240, (15_000, 16_000), (20, 40)))),
+            Load(
+                together(
+                    poisson(0.8, 180, (100, 300), (100, 300)), poisson(0.3, 180, (15_000, 16_000), (20, 40), seed=2)
+                )
+            ),
         ),
         "chunk_missized",
         metric="p99_itl_ms",
         bounds={"p99_itl_ms": 400.0},
     ),
     "chunk_too_small": Planted(
-        Server(_llama("h100", max_num_batched_tokens=128), Load(poisson(9, 120, (1800, 2200), (30, 60)))),
+        Server(_llama("h100", max_num_batched_tokens=128), Load(poisson(9, 80, (1800, 2200), (30, 60)))),
         "chunk_missized",
     ),
     "behind_a_long_prompt": Planted(
         Server(
-            _llama("l40s", max_model_len=131072),
-            Load(together(poisson(2, 300, (200, 400), (60, 120)), evenly(4, 75, 100_000, 50, start_s=10))),
+            _llama(max_model_len=131072),
+            Load(together(poisson(2, 230, (200, 400), (60, 120)), evenly(3, 75, 100_000, 50, start_s=10))),
         ),
         "long_prompt_hol",
     ),
     "more_than_it_can_carry": Planted(
-        Server(_llama("a100"), Load(poisson(30, 90, (300, 700), (300, 500)))),
+        Server(_llama("a100"), Load(poisson(30, 60, (300, 700), (300, 500)))),
         "offered_load_too_high",
     ),
     "read_of_the_weights": Planted(
         Server(
-            replace(DeploymentOptions(model="llama-3.3-70b", gpu="h100", tensor_parallel_size=4, max_model_len=16384)),
-            Load(poisson(0.5, 240, (500, 1500), (200, 400))),
+            DeploymentOptions(model="llama-3.3-70b", gpu="h100", tensor_parallel_size=4, max_model_len=16384),
+            Load(poisson(0.5, 120, (500, 1500), (200, 400))),
         ),
         "hbm_bound",
         metric="mean_itl_ms",
@@ -130,7 +140,7 @@ FAULTS: dict[str, Planted] = {
     "drafts_refused": Planted(
         Server(
             _llama("h100", speculative_config='{"method": "ngram", "num_speculative_tokens": 5}', acceptance_rate=0.05),
-            Load(poisson(9, 120, (300, 700), (200, 400))),
+            Load(poisson(9, 60, (300, 700), (200, 400))),
         ),
         "spec_decode_overhead",
         metric="mean_tpot_ms",
@@ -139,37 +149,65 @@ FAULTS: dict[str, Planted] = {
     "without_graphs": Planted(
         Server(
             DeploymentOptions(model="qwen2.5-0.5b", gpu="h100", enforce_eager=True),
-            Load(poisson(4, 180, (200, 400), (200, 400))),
+            Load(poisson(4, 90, (200, 400), (200, 400))),
         ),
         "cpu_launch_bound",
         metric="mean_itl_ms",
-        improves=0.7,
     ),
     "client_too_slow": Planted(
-        Server(_llama("h100"), Load(evenly(160, 0, 500, 300), concurrency=4)),
+        Server(_llama("h100"), Load(evenly(200, 0, 500, 300), concurrency=4), scrape_interval_s=5.0),
         "client_bound",
         metric="output_throughput",
+        is_gone=False,
         goal="throughput",
     ),
-    "engine_stalls": Planted(
-        Server(
-            _llama("h100"),
-            Load(poisson(1.5, 300, (300, 700), (200, 400))),
-            disturb=lambda oracle: Stalling(oracle, 6000, 45.0),
-        ),
-        "engine_stall_other",
-    ),
     "nobody_says_stop": Planted(
-        Server(
-            _llama("l40s", max_model_len=8192),
-            Load(poisson(0.25, 400, (200, 600), (7500, 7500))),
-        ),
+        Server(_llama(max_model_len=8192), Load(poisson(0.25, 400, (200, 600), (7500, 7500)))),
         "runaway_generation",
     ),
 }
+"""Faults that a change of the deployment, or of its clients, removes."""
+
+STALLS = Planted(
+    Server(
+        _llama("h100"),
+        Load(poisson(1.5, 200, (300, 700), (200, 400))),
+        disturb=lambda oracle: Stalling(oracle, 6000, 45.0),
+    ),
+    "engine_stall_other",
+)
 HEALTHY: dict[str, Server] = {
-    "light": Server(_llama("h100"), Load(poisson(3, 180, (300, 700), (200, 400)))),
-    "busy": Server(_llama("h100"), Load(poisson(16, 120, (300, 700), (200, 400)))),
-    "well_filled": Server(_llama("l40s"), Load(poisson(1.5, 200, (1000, 3000), (300, 600)))),
+    "light": Server(_llama("h100"), Load(poisson(3, 100, (300, 700), (200, 400)))),
+    "busy": Server(_llama("h100"), Load(poisson(16, 60, (300, 700), (200, 400)))),
+    "well_filled": Server(_llama(), Load(poisson(1.5, 200, (1000, 3000), (300, 600)))),
 }
-IDLE = Server(_llama("l40s"), Load(evenly(4, 60, 100, 50)))
+IDLE = Server(_llama(), Load(evenly(4, 60, 100, 50)))
+
+
+def unschedulable(options: DeploymentOptions, minutes: int = 4) -> str:
+    """The log of a server whose first waiting request can never be scheduled: it runs, and one more waits each minute.
+
+    Releases from 0.19.0 to before 0.20.2 let such requests in; this scheduler refuses them at the door, so that the
+    lines are written, not simulated.
+    """
+    lines = startup_lines(options.resolve())
+    for minute in range(1, minutes + 1):
+        lines.append(status_line(60.0 * minute, 0, StatusFigures(0.0, 0.0, 0, minute, 0.0, 0.0)))
+    return "\n".join(lines) + "\n"
+
+
+def refused_start(options: DeploymentOptions) -> str:
+    """The log of a server that does not start, because one request of max_model_len has no room."""
+    resolved = options.resolve()
+    plan = resolved.plan
+    assert plan is not None and not plan.fits
+    length, each = plan.resolved.max_model_len, plan.kv_bytes_per_token
+    kept = [line for line in startup_lines(resolved) if "KV cache size" not in line and "concurrency" not in line]
+    error = (
+        f"ValueError: To serve at least one request with the models's max seq len ({length}), "
+        f"({length * each / GIB:.2f} GiB KV cache is needed, which is larger than the available KV cache memory "
+        f"({plan.available_kv_cache_bytes / GIB:.2f} GiB). Based on the available memory, the estimated maximum model "
+        f"length is {plan.max_model_len_that_fits}. Try increasing `gpu_memory_utilization` or decreasing "
+        "`max_model_len` when initializing the engine."
+    )
+    return "\n".join([*kept, f"(EngineCore pid=2) {error}"]) + "\n"

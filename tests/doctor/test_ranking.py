@@ -1,0 +1,47 @@
+"""The order of simulated fixes: what is for the most limiting bottleneck, and what each kind is to improve."""
+
+from __future__ import annotations
+
+from headway.doctor.diagnosis import BottleneckKind, Fix
+from headway.doctor.evidence import Objective
+from headway.doctor.ranking import Simulated, rank
+
+BEFORE = {"median_ttft_ms": 5000.0, "p99_ttft_ms": 9000.0, "mean_tpot_ms": 8.0, "p99_itl_ms": 9.0}
+SHOWN = tuple(BEFORE)
+
+
+def simulated(setting: str, old: object, new: object, kind: BottleneckKind, **after: float) -> Simulated:
+    """A fix for one bottleneck, and what it changes."""
+    return Simulated(Fix(setting, old, new, "", (kind,)), {**BEFORE, **after})
+
+
+def order(*items: Simulated) -> list[str]:
+    """Settings in the order in which to try them."""
+    return [fix.setting for fix in rank(items, BEFORE, Objective(), SHOWN)]
+
+
+def test_a_larger_budget_is_judged_by_the_first_token() -> None:
+    """Decodes are slower beside fuller steps: that is its price, not its effect."""
+    larger = simulated(
+        "max_num_batched_tokens", 128, 2048, "chunk_missized", median_ttft_ms=100.0, p99_ttft_ms=300.0, p99_itl_ms=60.0
+    )
+    (fix,) = rank([larger], BEFORE, Objective(), SHOWN)
+    assert fix.helps and any("P99 ITL" in text for text in fix.side_effects)
+
+
+def test_a_smaller_budget_is_judged_by_the_gaps() -> None:
+    smaller = simulated(
+        "max_num_batched_tokens", 8192, 2048, "chunk_missized", median_ttft_ms=6000.0, mean_tpot_ms=8.0, p99_itl_ms=4.0
+    )
+    (fix,) = rank([smaller], BEFORE, Objective(), SHOWN)
+    assert fix.helps
+    useless = simulated("max_num_batched_tokens", 8192, 2048, "chunk_missized", median_ttft_ms=2000.0)
+    assert not rank([useless], BEFORE, Objective(), SHOWN)[0].helps
+
+
+def test_what_is_for_the_first_bottleneck_comes_first_if_it_helps() -> None:
+    cap = simulated("max_tokens", None, 4096, "runaway_generation", median_ttft_ms=4000.0, p99_ttft_ms=8000.0)
+    cache = simulated("kv_cache_dtype", "auto", "fp8", "kv_starvation", median_ttft_ms=100.0, p99_ttft_ms=200.0)
+    assert order(cap, cache) == ["max_tokens", "kv_cache_dtype"]
+    useless = simulated("max_tokens", None, 4096, "runaway_generation")
+    assert order(useless, cache) == ["kv_cache_dtype", "max_tokens"]

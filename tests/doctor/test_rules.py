@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_preemptions_order_the_cheap_change_first() -> None:
 
 
 def test_seats_are_not_cut_with_few_requests_running() -> None:
-    parts = {
+    parts: dict[str, Any] = {
         "effective": flags(f"{LLAMA} --max-num-seqs 256"),
         "samples": samples([5] * 6, 3, 0.99, 100.0, 50.0, preemptions=[0, 2, 4, 6, 8, 10]),
     }
@@ -184,7 +185,7 @@ def test_outputs_that_only_the_length_limit_ends_are_runaways() -> None:
 
 
 def test_seats_pinned_with_free_blocks() -> None:
-    parts = {
+    parts: dict[str, Any] = {
         "effective": flags(f"{LLAMA} --max-num-seqs 256"),
         "samples": samples([256], 251, 0.205, 7573.2, 0.0),
     }
@@ -284,7 +285,10 @@ def test_a_tail_of_gaps_that_a_full_chunk_explains() -> None:
         "bench", requests_per_s=4.0, mean_prompt_tokens=6000, mean_output_tokens=200,
         measured={"p99_itl_ms": 900.0, "median_itl_ms": 25.0, "mean_ttft_ms": 900.0, "output_throughput": 700.0},
     )  # fmt: skip
-    parts = {"effective": flags(f"{LLAMA} --max-num-batched-tokens 16384", gpu="l40s"), "loads": (load,)}
+    parts: dict[str, Any] = {
+        "effective": flags(f"{LLAMA} --max-num-batched-tokens 16384", gpu="l40s"),
+        "loads": (load,),
+    }
     found, fixes = judged(**parts, objective=Objective({"p99_itl_ms": 200.0}))
     assert found.first == "chunk_missized"
     assert fixes[0].setting == "max_num_batched_tokens" and fixes[0].to_value < 4096

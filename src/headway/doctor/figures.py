@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from headway.doctor.cleaning import usable
 from headway.doctor.evidence import Evidence
 from headway.doctor.in_effect import InEffect, in_effect
 from headway.evidence.engine import EngineSample, EngineTotals, Histogram
@@ -224,7 +225,8 @@ class Figures:
 
 
 def figures_of(evidence: Evidence) -> Figures:
-    """Derive the figures."""
+    """Derive the figures, from what of the evidence can be computed with."""
+    evidence = usable(evidence)
     settings = in_effect(evidence)
     series = _series(evidence)
     return Figures(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Confidence, Missing
 from headway.doctor.evidence import Evidence
 from headway.doctor.rules import (
@@ -87,7 +89,7 @@ def judge_case(case: Case) -> Findings:
     if not found:
         ruling = healthy.judge(case)
         found += [ruling.bottleneck] if ruling.bottleneck is not None else []
-    kept = sorted(_settle(found, case), key=_rank)
+    kept = sorted(_settle(_merged(found), case), key=_rank)
     for item in kept:
         ruled_out.pop(item.kind, None)
     asked += lesson_figures(case.figures)
@@ -96,6 +98,19 @@ def judge_case(case: Case) -> Findings:
 
 def _rank(item: Bottleneck) -> tuple[int, int]:
     return _SURE_FIRST[item.confidence], _MOST_LIMITING_FIRST.index(item.kind)
+
+
+def _merged(found: list[Bottleneck]) -> list[Bottleneck]:
+    """Each kind once: the surer one's verdict, with what both say."""
+    kinds: dict[str, Bottleneck] = {}
+    for item in sorted(found, key=_rank):
+        if item.kind not in kinds:
+            kinds[item.kind] = item
+            continue
+        first = kinds[item.kind]
+        both = {**item.figures, **first.figures}
+        kinds[item.kind] = replace(first, evidence=(*first.evidence, *item.evidence), figures=both)
+    return list(kinds.values())
 
 
 def _settle(found: list[Bottleneck], case: Case) -> list[Bottleneck]:

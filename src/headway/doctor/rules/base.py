@@ -53,7 +53,7 @@ class Case:
 def case_of(evidence: Evidence) -> Case:
     """Derive once what the rules share."""
     figures = figures_of(evidence)
-    return Case(evidence, figures, find_queue(figures), physics_of(evidence, figures))
+    return Case(figures.evidence, figures, find_queue(figures), physics_of(evidence, figures))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ def judge(case: Case) -> Ruling:
     startup, plan = case.evidence.startup, case.evidence.plan
     texts: list[str] = []
     figures: dict[str, float | str | bool] = {}
-    ran = any(series.highest("num_running") for series in case.figures.series)
     if startup is not None and startup.fits is False:
         length, tokens = startup.max_model_len, startup.tokens
         text = "The start-up log says that the KV cache does not hold one request of max_model_len"
@@ -23,7 +22,7 @@ def judge(case: Case) -> Ruling:
             figures["shortfall_gib"] = startup.shortfall_bytes / _GIB
             texts.append(f"{startup.shortfall_bytes / _GIB:.2f} GiB are lacking on each GPU.")
         confidence: Confidence = "strong"
-    elif plan is not None and not plan.fits and not ran and (startup is None or startup.fits is None):
+    elif plan is not None and not plan.fits and not case.figures.has_run and (startup is None or startup.fits is None):
         figures["shortfall_gib"] = plan.shortfall_bytes / _GIB
         texts.append(
             f"By the plan the pool has {plan.num_gpu_blocks:,} blocks, and one request of max_model_len "

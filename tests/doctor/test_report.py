@@ -73,6 +73,14 @@ def test_turning_a_feature_off_reads_as_off() -> None:
     assert change_text(Fix("replicas", None, 2, "")) == "replicas → 2"
 
 
+def test_a_reason_that_holds_for_all_fixes_stands_once() -> None:
+    reason = "The GPU is not known."
+    fixes = tuple(Fix("max_num_seqs", 24, value, "Because.", note=f"{reason} But this.") for value in (48, 64))
+    check = ModelCheck({}, {}, None, False, f"Nothing is predicted. {reason}")
+    text = terminal(replace(full_diagnosis(), fixes=fixes, model_check=check))
+    assert text.count(reason) == 1 and text.count("But this.") == 2
+
+
 def test_what_the_simulation_found_of_no_use_is_not_advised() -> None:
     fixes = (Fix("max_num_seqs", 24, 48, "", helps=False), Fix("replicas", 1, 2, "", helps=True))
     page = make_page(replace(full_diagnosis(), fixes=fixes))

@@ -102,6 +102,8 @@ def test_the_page_shows_what_was_written_and_what_every_deployment_turns() -> No
     shown = {name for name, row in found.items() if is_on_the_page(row)}
     assert {"scheduling_policy", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"} <= shown
     assert "watermark" not in shown
+    unknown = rows(Evidence(effective=effective("", gpu=None)))["max_num_seqs"]
+    assert unknown.value is None and is_on_the_page(unknown)
 
 
 def test_advice_about_chunks_looks_at_speculation() -> None:

@@ -43,9 +43,9 @@ def read_configuration(figures: Figures) -> tuple[SettingRead, ...]:
 
 
 def is_on_the_page(row: SettingRead) -> bool:
-    """Whether one page names the setting: it is known, and written, or one that every deployment turns."""
+    """Whether one page names the setting: it is written, or one that matters to every deployment."""
     if row.value is None and row.origin != "written":
-        return False
+        return row.name not in _ONLY_IF_WRITTEN and row.default_reason.startswith("depends")
     return not row.is_default or row.origin == "reported" or row.name not in _ONLY_IF_WRITTEN
 
 

@@ -37,7 +37,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         read_next=read_next(figures, findings.bottlenecks),
         measure_next=measure_next(figures, findings.bottlenecks),
         figures=figures.as_mapping(),
-        unusable=tuple(dict.fromkeys(evidence.unusable)),
+        unusable=_untold(evidence.unusable, compat.notes),
         is_clean=_is_clean(findings.first) and compat.is_clean and all(fix.helps is False for fix in fixes),
     )
 
@@ -53,6 +53,13 @@ def _simulated(evidence: Evidence, fixes: Sequence[Fix]) -> tuple[ModelCheck | N
     except Exception as error:  # advice that the rules gave is worth more than a traceback of the simulation
         text = str(error) or type(error).__name__
         return ModelCheck({}, {}, None, False, f"The simulation failed: {text}"), list(fixes)
+
+
+def _untold(unusable: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
+    """What could not be used, without what the notes on the flags say already."""
+    told = " ".join(notes)
+    kept = [text for text in unusable if text.removeprefix("The deployment: ").rstrip(".") not in told]
+    return tuple(dict.fromkeys(kept))
 
 
 def _once(found: Sequence[MustNot]) -> tuple[MustNot, ...]:

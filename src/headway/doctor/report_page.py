@@ -158,7 +158,7 @@ def _fixes(diagnosis: Diagnosis) -> Section | None:
     useful = [fix for fix in diagnosis.fixes if fix.helps is not False]
     useless = [fix for fix in diagnosis.fixes if fix.helps is False]
     if useful:
-        items = tuple(_fix(fix) for fix in useful[:_MOST_FIXES])
+        items = tuple(_fix(fix, diagnosis.model_check) for fix in useful[:_MOST_FIXES])
         blocks += [Listing(items, is_ordered=True), *_rest(len(useful), _MOST_FIXES)]
     if useless:
         names = ", ".join(change_text(fix) for fix in useless[:_MOST_OTHERS])
@@ -168,7 +168,7 @@ def _fixes(diagnosis: Diagnosis) -> Section | None:
     return Section("What to change, in this order", tuple(blocks)) if blocks else None
 
 
-def _fix(fix: Fix) -> Item:
+def _fix(fix: Fix, check: ModelCheck | None) -> Item:
     details = [fix.reason] if fix.reason else []
     told = told_first(fix.predicted)
     if told:
@@ -177,9 +177,22 @@ def _fix(fix: Fix) -> Item:
         details.append("Predicted: no metric moves by 3 %.")
     if fix.side_effects:
         details.append("Side effects: " + "; ".join(text.rstrip(".") for text in fix.side_effects) + ".")
-    if fix.note:
-        details.append(fix.note)
+    if note := _own_note(fix.note, check):
+        details.append(note)
     return Item(change_text(fix), tuple(details), is_strong=True)
+
+
+def _own_note(note: str, check: ModelCheck | None) -> str:
+    """A note without what the line about the model says for all fixes."""
+    if check is None or check.accepted:
+        return note
+    shared = (check.note.removeprefix("Nothing is predicted.").strip(), _NOT_REPRODUCED)
+    for text in shared:
+        note = note.replace(text, "") if text else note
+    return " ".join(note.split())
+
+
+_NOT_REPRODUCED = "Not predicted: the model does not reproduce the evidence."
 
 
 def model_check_text(check: ModelCheck) -> str:

@@ -20,12 +20,13 @@ from headway.cli import _COMMANDS
 ALLOWED: dict[str, set[str]] = {
     "headway": set(),
     "errors": set(),
+    "extras": {"errors"},
     "config": {"errors"},
     "core": {"config", "errors"},
     "executors": {"core"},
     "executors.simulated": {"catalog", "config", "core", "errors", "executors"},
     "executors.torch": {"config", "core", "errors", "executors"},
-    "text": {"errors"},
+    "text": {"errors", "extras"},
     "workload": {"errors"},
     "report": {"errors"},
     "catalog": {"errors"},
@@ -73,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "frontends": {"config", "core", "errors", "executors", "factory", "report", "text", "workload"},
     "frontends.server": {"config", "core", "errors", "frontends", "metrics", "text"},
-    "factory": {"config", "core", "errors", "executors", "executors.simulated", "executors.torch", "text"},
+    "factory": {"config", "core", "errors", "extras", "executors", "executors.simulated", "executors.torch", "text"},
     "api": {"compat", "deployment", "errors", "report", "simulation"},
     "cli": {
         "accuracy",
@@ -84,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
         "deployment",
         "doctor",
         "errors",
+        "extras",
         "evidence",
         "executors.simulated",
         "factory",
@@ -104,7 +106,7 @@ ALLOWED_FOR_TYPES: dict[str, set[str]] = {
 }
 """Further packages that it may import under TYPE_CHECKING, where nothing is loaded."""
 
-AT_IMPORT_OF_COMMANDS = r"headway\.(cli|config|errors|(frontends|simulation)\.(\w+_)?options)(\.|$)"
+AT_IMPORT_OF_COMMANDS = r"headway\.(cli|config|errors|extras|(frontends|simulation)\.(\w+_)?options)(\.|$)"
 """What a sub-command's own module may import before it runs: the dataclasses that its options are made from."""
 
 THIRD_PARTY: dict[str, set[str]] = {

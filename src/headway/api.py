@@ -1,4 +1,4 @@
-"""What a script calls: a deployment simulated, judged or diagnosed in one call, with the settings of the command line."""
+"""What a script calls: a deployment simulated, judged or diagnosed in one call, with the command line's settings."""
 
 from __future__ import annotations
 

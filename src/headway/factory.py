@@ -14,6 +14,7 @@ from headway.core.engine import Engine, Listener
 from headway.core.profiles import VictimHandling, profile_for
 from headway.core.scheduler import Scheduler
 from headway.errors import ConfigError
+from headway.extras import need_extra
 
 if TYPE_CHECKING:
     from headway.executors.base import Executor
@@ -49,8 +50,9 @@ def load_model(model: str | None, options: EngineOptions) -> Model:
     """Load a Hugging Face folder or a GGUF file; None is the bundled default.
 
     Raises:
-        ModelLoadError: missing, damaged or unsupported files, or a missing extra.
+        ModelLoadError: missing, damaged or unsupported files. ConfigError: the extra `torch` is not installed.
     """
+    need_extra("torch", "A real model")
     from headway.executors import torch as torch_executor
     from headway.text import Tokenizer
 
@@ -73,6 +75,7 @@ def build_kernels(*, force: bool = False) -> tuple[Path, str]:
     Raises:
         ConfigError: they cannot be compiled or loaded here.
     """
+    need_extra("torch", "The kernels' engine")
     from headway.executors.torch import native
 
     try:
@@ -90,6 +93,7 @@ def kernel_path() -> tuple[Path, bool]:
     Raises:
         ConfigError: there is no compiler, on which the place depends.
     """
+    need_extra("torch", "The kernels' engine")
     from headway.executors.torch import native
 
     try:

@@ -25,7 +25,7 @@ def test_every_command_teaches_by_example(name: str) -> None:
 def test_version_names_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there with its release, what is not with the line that installs it."""
     assert f"headway {__version__}" in CliRunner().invoke(cli, ["--version"]).output
-    monkeypatch.setattr("headway.cli.find_spec", lambda name: None)
+    monkeypatch.setattr("headway.extras.find_spec", lambda name: None)
     assert "pip install 'headway[serve]'" in CliRunner().invoke(cli, ["--version"]).output
 
 

@@ -6,13 +6,13 @@ import platform
 import sys
 from collections.abc import Mapping
 from importlib import import_module, metadata
-from importlib.util import find_spec
 
 import click
 
 from headway import __version__
 from headway.config import REFERENCE_ENGINE_VERSION
 from headway.errors import HeadwayError
+from headway.extras import EXTRAS, missing_modules
 
 _GROUPS: Mapping[str, Mapping[str, str]] = {
     "Run a model here": {
@@ -63,12 +63,8 @@ class _LazyGroup(click.Group):
         return command
 
 
-_PIECES = (
-    ("torch", "the real engine", "torch"),
-    ("starlette", "the HTTP server", "serve"),
-    ("aiconfigurator_core", "the aiconfigurator oracle", "aic"),
-)
-"""A module, what it is for, and the extra that brings it."""
+_PIECES = {"torch": "the real engine", "serve": "the HTTP server", "aic": "the aiconfigurator oracle"}
+"""What each extra is for."""
 
 
 def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -77,11 +73,11 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     click.echo(
         f"headway {__version__}, Python {platform.python_version()}; the scheduler of vLLM {REFERENCE_ENGINE_VERSION}"
     )
-    for module, purpose, extra in _PIECES:
-        if find_spec(module) is None:
+    for extra, purpose in _PIECES.items():
+        if missing_modules(extra):
             click.echo(f"  {purpose}: not installed (pip install 'headway[{extra}]')")
         else:
-            click.echo(f"  {purpose}: {module} {_release(module)}")
+            click.echo(f"  {purpose}: " + ", ".join(f"{name} {_release(name)}" for name in EXTRAS[extra]))
     ctx.exit()
 
 

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from headway.cli.options import options_from, options_of
 from headway.config import EngineConfig, EngineOptions, ServerOptions
 from headway.errors import ConfigError
+from headway.extras import need_extra
 from headway.simulation.options import DeploymentOptions
 
 _NOT_SIMULATION_ONLY = frozenset({"model", "num_gpu_blocks_override", *(field.name for field in fields(EngineOptions))})
@@ -47,7 +48,7 @@ def serve(ctx: click.Context, /, model: str | None, model_option: str | None, ex
     given = {name for name in params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
     model = model or model_option
     if executor == "sim":
-        _check_extra()
+        need_extra("serve", "headway serve")
         from headway.cli.serve_sim import run_simulated
 
         run_simulated(deployment_options(model, params, given), options_of(ServerOptions, params))
@@ -73,7 +74,7 @@ def run(model: str | None, engine_options: EngineOptions, server_options: Server
     Raises:
         ModelLoadError: the model cannot be read. ConfigError: settings that cannot work, or an address in use.
     """
-    _check_extra()
+    need_extra("serve", "headway serve")
     from headway import factory
     from headway.core.arrivals import Inbox
     from headway.core.clock import WallClock
@@ -133,14 +134,3 @@ def _curl(model_name: str, url: str, needs_key: bool) -> str:
     question = {"role": "user", "content": "What is the capital of France?"}
     body = shlex.quote(json.dumps({"model": model_name, "stream": True, "messages": [question]}))
     return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
-
-
-def _check_extra() -> None:
-    """Name the extra where its packages are missing, rather than a module."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("msgspec", "prometheus_client", "starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"headway serve needs {', '.join(missing)}.", hint="Install with: pip install 'headway[serve]'"
-        )

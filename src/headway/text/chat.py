@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from headway.errors import RequestError
+from headway.extras import require
 from headway.text.chat_messages import normalize_messages
-from headway.text.extras import require
 from headway.text.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ModelLoadError
-from headway.text.extras import require
+from headway.extras import require
 from headway.text.pretokenizers import word_split
 from headway.text.sentencepiece import sentencepiece_backend
 

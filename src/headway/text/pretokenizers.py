@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import ModelLoadError
-from headway.text.extras import require
+from headway.extras import require
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.text.extras import require
+from headway.extras import require
 
 SPACE = "▁"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ModelLoadError, RequestError
-from headway.text.extras import require
+from headway.extras import require
 from headway.text.gguf_vocab import GgufVocabulary
 from headway.text.token_bytes import TokenSpelling
 

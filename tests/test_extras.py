@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from headway import factory
+from headway.config import EngineOptions
 from headway.errors import ConfigError
+from headway.extras import require
 from headway.text import ChatTemplate, Tokenizer
-from headway.text.extras import require
 from tests.text.support import write_gguf
 
 
@@ -42,3 +44,12 @@ def test_importing_the_package_loads_no_optional_dependency() -> None:
     names = ("tokenizers", "gguf", "jinja2", "numpy", "torch")
     code = f"import sys, headway.text; print([name for name in {names} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_real_model_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is loaded, and not as an import error."""
+    monkeypatch.setattr("headway.extras.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs torch.*pip install 'headway\[torch\]'"):
+        factory.load_model(None, EngineOptions())
+    with pytest.raises(ConfigError, match=r"headway\[torch\]"):
+        factory.kernel_path()

@@ -3,6 +3,8 @@
 There are no prefill and decode phases. Every request has tokens whose KV is computed and tokens that are known; each
 step gives every request some of the difference, under a token budget and a seat limit. Running requests come first, in
 list order, and may preempt from the tail; waiting ones follow, unless this step preempted, until one does not fit.
+
+This file is longer than the others on purpose: what a step does to a request is read in one place, from top to bottom.
 """
 
 from __future__ import annotations

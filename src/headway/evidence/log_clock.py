@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date
 from functools import lru_cache
 
-_OWN = re.compile(r"(?<![\d-])(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
-_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
+_STAMP = re.compile(
+    r"(?<![\d-])(?:(\d{4})-)?(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
 _SYSLOG = re.compile(
     r"(?:^|\| |\] )(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)"
 )
@@ -59,45 +61,48 @@ class LogClock:
         return self.now_s
 
     def _raw(self, head: str) -> float | None:
-        iso = _iso(head)
-        own = self._own(head)
-        if iso is not None and own is not None:
-            self._offset = iso - own
-            return iso
-        if iso is not None:
-            return iso
+        dated = own = None
+        for match in _STAMP.finditer(head):
+            if match[1] and dated is None:
+                dated = _dated(match)
+            elif not match[1] and own is None:
+                own = self._in_year(match.groups()[1:6], match[7])
+        if dated is None and own is None:
+            own = self._other(head)
+        if dated is not None and own is not None:
+            self._offset = dated - own
+        if dated is not None:
+            return dated
         return None if own is None else own + (self._offset or 0.0)
 
-    def _own(self, head: str) -> float | None:
-        if match := _OWN.search(head):
-            month, day, *rest = (int(text) for text in match.groups()[:5])
-        elif match := _SYSLOG.search(head):
-            month, day, *rest = (_MONTHS.index(match[1]) + 1, *(int(text) for text in match.groups()[1:5]))
-        elif match := _GLOG.search(head):
-            month, day, *rest = (int(text) for text in match.groups()[:5])
-        else:
-            return None
+    def _other(self, head: str) -> float | None:
+        if match := _SYSLOG.search(head):
+            month = f"{_MONTHS.index(match[1]) + 1}"
+            return self._in_year((month, *match.groups()[1:5]), None)
+        if match := _GLOG.search(head):
+            return self._in_year(match.groups()[:5], match[6])
+        return None
+
+    def _in_year(self, parts: Sequence[str], fraction: str | None) -> float | None:
+        """A time without a year: December before January means that a year has passed."""
+        month, day, hours, minutes, seconds = (int(part) for part in parts)
         if month < self._month - 6:
             self._year += 1
         self._month = month
-        fraction = match[6] if match.re is not _SYSLOG else None
-        return _seconds(self._year, month, day, rest, fraction)
+        return _seconds(self._year, month, day, (hours, minutes, seconds), fraction)
 
 
-def _iso(head: str) -> float | None:
-    match = _ISO.search(head)
-    if match is None:
-        return None
-    year, month, day, *rest = (int(text) for text in match.groups()[:6])
-    seconds = _seconds(year, month, day, rest, match[7])
+def _dated(match: re.Match[str]) -> float | None:
+    year, month, day, hours, minutes, seconds = (int(text) for text in match.groups()[:6])
+    at_s = _seconds(year, month, day, (hours, minutes, seconds), match[7])
     zone = match[8]
-    if seconds is not None and zone and zone != "Z":
-        minutes = int(zone[1:3]) * 60 + int(zone[-2:])
-        seconds -= minutes * 60 * (1 if zone[0] == "+" else -1)
-    return seconds
+    if at_s is not None and zone and zone != "Z":
+        away = int(zone[1:3]) * 60 + int(zone[-2:])
+        at_s -= away * 60 * (1 if zone[0] == "+" else -1)
+    return at_s
 
 
-def _seconds(year: int, month: int, day: int, rest: list[int], fraction: str | None) -> float | None:
+def _seconds(year: int, month: int, day: int, rest: tuple[int, int, int], fraction: str | None) -> float | None:
     days = _days(year, month, day)
     hours, minutes, seconds = rest
     if days is None or hours > 23 or minutes > 59 or seconds > 60:

@@ -11,30 +11,36 @@ from pathlib import Path
 from headway.evidence.engine import EngineEvent, EngineFacts, EngineSample
 from headway.evidence.files import line_chunks, whole_lines
 from headway.evidence.log_clock import LogClock
-from headway.evidence.log_lines import MAX_TEXT, START_UP, Stats, plain, read_event, read_stats, read_v0_hits
+from headway.evidence.log_lines import MAX_TEXT, START_UP, Event, Stats, plain, read_event, read_stats, read_v0_hits
 
 MAX_SAMPLES = 20_000
 """Of each engine in each part; beyond, every second sample is dropped, again and again."""
 MAX_EVENTS = 200
 """Of each kind from a part's beginning, and as many from its end."""
-MAX_START_UP_BYTES = 1 << 20
+MAX_START_UP_BYTES = 1 << 18
+"""Of each part, kept for readers of start-up logs."""
+MAX_PARTS = 32
+"""A server that is started again and again has a part for each time."""
 _GAP_S = 5.0
 """Least time between samples made from SGLang's prefill lines, of which there is one a batch."""
 
 _MARKERS = (
-    b"throughput: ", b"Prefill batch", b"Decode batch", b" metrics: ", b"reempt", b"etract", b"ut of memory",
-    b"OutOfMemory", b"OOMKilled", b"Killed process", b"ERROR", b"CRITICAL", b"FATAL", b"DeadError", b" died",
-    b"JIT comp", b"exception", b"LoRA", b"Prefix cache hit rate: GPU",
+    b"throughput: ", b" batch", b"cceptance", b"reempt", b"etract", b"emory", b"illed", b"ERROR", b"CRITICAL", b"FATAL",
+    b"Error", b" died", b"JIT", b"xception", b"LoRA", b"rate: GPU", b"ersion ", b"nitializing a", b"Started server",
+    b"args", b"weights", b"loading took", b"blocks: ", b"KV cache s", b"KV Cache", b"KV cache (", b"oncurrency",
+    b"num_tokens", b"model len", b"Graph capturing", b"block size", b"mem_fraction", b"cache_config",
 )  # fmt: skip
-"""A line without one of these tells nothing about a running engine."""
-_START_UP_MARKERS = (
-    b"version ", b"Initializing a", b"Started server process", b"server_args=", b"non-default args", b"args: Namespace",
-    b"model weights", b"Model loading took", b"emory profiling", b"blocks: ", b"KV cache size",
-    b"KV Cache is allocated", b"KV cache memory", b"KV cache is needed", b"KV cache (", b"Maximum concurrency",
-    b"max_total_num_tokens", b"Using max model len", b"max_num_batched_tokens", b"Graph capturing",
-    b"CUDA graph memory", b"attention block size", b"estimated maximum model length", b"Free memory on device",
-    b"gpu_memory_utilization", b"mem_fraction_static", b"cache blocks", b"kv_cache_dtype", b"cache_config_info",
-)  # fmt: skip
+"""A line without one of these tells nothing about an engine. Short and few: each is searched for in all of the log."""
+_START_UP = re.compile(
+    rb"version v?\d|Initializing an? |Started server process|server_args=|non-default args|args: Namespace|"
+    rb"model weights|[Mm]odel loading took|emory profiling|blocks: |KV [Cc]ache|Maximum concurrency|"
+    rb"max_total_num_tokens|model len|max_num_batched_tokens|Graph capturing|CUDA graph memory|block size|"
+    rb"Free memory on device|gpu_memory_utilization|mem_fraction_static|cache blocks|kv_cache_dtype|cache_config_info"
+)
+_TOO_MANY = 5_000
+"""From so many events of a kind on, only every 64th line of it is looked at."""
+_ENGINE = re.compile(rb"Engine (\d{1,6}): |\bDP(\d{1,6})\b")
+_TOKENS = re.compile(rb"#new-token: (\d{1,9}), #cached-token: (\d{1,9})")
 _COMMENT = re.compile(rb"(?m)^#[^\n]*")
 _CONTAINER = re.compile(r"^(?:([\w.-]{1,80})\s+\| |\[pod/([\w./-]{1,200})\] )")
 
@@ -47,6 +53,7 @@ class _Engine:
     stride: int = 1
     seen: int = 0
     num_preemptions: float | None = None
+    num_prefills: int = 0
     new_tokens: float = 0.0
     cached_tokens: float = 0.0
     since_s: float | None = None
@@ -151,7 +158,7 @@ def _read(source: str, chunks: Iterable[bytes]) -> ServerLog:
         for start, end in _worth_reading(chunk):
             line += chunk.count(b"\n", reader.position, start)
             reader.position = start
-            reader.take(chunk[start:end].decode("utf-8", errors="replace"), line)
+            reader.take(chunk[start:end], line)
         line += chunk.count(b"\n", reader.position)
         reader.position = 0
     return reader.finish(line - 1)
@@ -160,7 +167,7 @@ def _read(source: str, chunks: Iterable[bytes]) -> ServerLog:
 def _worth_reading(chunk: bytes) -> Iterator[tuple[int, int]]:
     """Where the lines lie that may tell something."""
     found: dict[int, int] = {}
-    for marker in (*_MARKERS, *_START_UP_MARKERS):
+    for marker in _MARKERS:
         position = chunk.find(marker)
         while position >= 0:
             end = chunk.find(b"\n", position)
@@ -182,43 +189,70 @@ class _Reader:
         self._current: dict[str, LogPart] = {}
         self._label: str | None = None
         self._error: tuple[LogPart, int] | None = None
-        self._version: str | None = None
+        self._num_dropped = 0
 
-    def take(self, raw: str, line: int) -> None:
+    def take(self, raw: bytes, line: int) -> None:
         """Use one line."""
-        text = plain(raw)
+        if self._skips(raw):
+            return
+        text = plain(raw.decode("utf-8", errors="replace"))
         if text.startswith("#"):
             self._label = text.lstrip("# ")[:100]
             self._current.clear()
             return
         match = _CONTAINER.match(text)
-        part = self._part((match[1] or match[2]) if match else "")
-        if START_UP.search(text):
-            part = self._start(part, match, text, line)
-        at_s = part.clock.at(text, line)
-        event = None
+        container = (match[1] or match[2]) if match else ""
+        part = self._part(container)
         if (stats := read_stats(text)) is not None:
-            self._add(part, stats, at_s)
-        elif (hits := read_v0_hits(text)) is not None:
+            self._add(part, stats, part.clock.at(text, line))
+            return
+        if START_UP.search(text):
+            part = self._start(part, container, text, line)
+        at_s = part.clock.at(text, line)
+        if (hits := read_v0_hits(text)) is not None:
             _amend(part, hits)
-        elif (event := read_event(text)) is not None:
-            if event.kind == "error" and self._continues(part, line, text):
-                _keep_start_up(part, text)
-                return
-            made = EngineEvent(event.kind, at_s, line, text[:MAX_TEXT], event.fields, part.source)
-            part.add_event(made)
-            if "group" in event.fields:
-                part.generation = "V0"
-            if event.kind == "preemption" and event.fields.get("mode") == "retract":
-                engine = part.engines.setdefault("0", _Engine())
-                engine.num_preemptions = (engine.num_preemptions or 0.0) + float(event.fields.get("count", 0.0))
-        if stats is None and (event is None or event.kind == "error"):
-            _keep_start_up(part, text)
+            return
+        event = read_event(text)
+        if event is not None:
+            self._add_event(part, event, at_s, line, text)
+        if event is None or event.kind == "error":
+            _keep_start_up(part, text, raw)
+
+    def _skips(self, raw: bytes) -> bool:
+        """Lines that thinning would drop anyway are only counted; without this a long log takes minutes."""
+        part = self._current.get("")
+        if part is None or len(self._current) > 1:
+            return False
+        if b"ERROR" in raw and (count := part.num_events.get("error", 0)) > _TOO_MANY and count % 64:
+            part.num_events["error"] = count + 1
+            return True
+        is_prefill = b"Prefill batch" in raw
+        if not is_prefill and b"Avg prompt throughput: " not in raw and b"Decode batch" not in raw:
+            return False
+        match = _ENGINE.search(raw)
+        engine = part.engines.get(str(int(match[1] or match[2])) if match else "0")
+        if engine is None or engine.stride == 1:
+            return False
+        if is_prefill and (tokens := _TOKENS.search(raw)):
+            engine.num_prefills += 1
+            if engine.num_prefills % 16:
+                engine.new_tokens += int(tokens[1])
+                engine.cached_tokens += int(tokens[2])
+                return True
+        if is_prefill or engine.seen % engine.stride == 0 or b"Preemptions: " in raw:
+            return False
+        engine.seen += 1
+        return True
 
     def finish(self, num_lines: int) -> ServerLog:
         """Everything, with notes."""
         parts = tuple(part for part in self._parts if not part.is_empty)
         notes = tuple(note for part in parts for note in _notes(part))
+        if self._num_dropped:
+            kept = (
+                f"of {self._num_dropped + len(parts)} servers or starts the first and the last {MAX_PARTS - 1} are used"
+            )
+            notes = (f"{self._source}: {kept}.", *notes)
         if not parts:
             notes = (f"{self._source}: no line of vLLM or SGLang was recognised in {num_lines} lines.",)
         return ServerLog(parts, _facts(parts), notes, num_lines)
@@ -229,22 +263,34 @@ class _Reader:
 
     def _new_part(self, container: str) -> LogPart:
         words = [word for word in (container, self._label) if word]
-        number = sum(1 for part in self._parts if not part.is_empty) + 1
+        number = self._num_dropped + sum(1 for part in self._parts if not part.is_empty) + 1
         source = self._source if number == 1 and not container else f"{self._source}, part {number}"
+        if len(self._parts) >= MAX_PARTS:
+            self._num_dropped += 1
+            del self._parts[1]
         part = LogPart(f"{source} ({', '.join(words)})" if words else source, self._label or "")
         self._parts.append(part)
         self._current[container] = part
         return part
 
-    def _start(self, part: LogPart, match: re.Match[str] | None, text: str, line: int) -> LogPart:
+    def _start(self, part: LogPart, container: str, text: str, line: int) -> LogPart:
         """A start after work was seen is a restart: what follows is a part of its own."""
         if not part.engines and "error" not in part.num_events:
             return part
-        clock = part.clock
-        new = self._new_part((match[1] or match[2]) if match else "")
-        at_s = clock.at(text, line)
+        at_s = part.clock.at(text, line)
+        new = self._new_part(container)
         new.add_event(EngineEvent("restart", 0.0, line, text[:MAX_TEXT], {"after_s": at_s or 0.0}, new.source))
         return new
+
+    def _add_event(self, part: LogPart, event: Event, at_s: float | None, line: int, text: str) -> None:
+        if event.kind == "error" and self._continues(part, line, text):
+            return
+        part.add_event(EngineEvent(event.kind, at_s, line, text[:MAX_TEXT], event.fields, part.source))
+        if "group" in event.fields:
+            part.generation = "V0"
+        if event.kind == "preemption" and event.fields.get("mode") == "retract":
+            engine = part.engines.setdefault("0", _Engine())
+            engine.num_preemptions = (engine.num_preemptions or 0.0) + float(event.fields.get("count", 0.0))
 
     def _continues(self, part: LogPart, line: int, text: str) -> bool:
         """Whether an error line belongs to the error of the line before: a traceback is one error."""
@@ -310,9 +356,8 @@ def _amend(part: LogPart, hits: float) -> None:
             engine.samples[-1] = EngineSample(**{**values, "prefix_hit_rate": hits})
 
 
-def _keep_start_up(part: LogPart, text: str) -> None:
-    raw = text.encode("utf-8", errors="replace")
-    if part.start_up_bytes < MAX_START_UP_BYTES and any(marker in raw for marker in _START_UP_MARKERS):
+def _keep_start_up(part: LogPart, text: str, raw: bytes) -> None:
+    if part.start_up_bytes < MAX_START_UP_BYTES and _START_UP.search(raw):
         part.start_up.append(text)
         part.start_up_bytes += len(raw)
 

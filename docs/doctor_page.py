@@ -75,6 +75,9 @@ fixes with their predicted effect and error, what not to do, what is missing, wh
 flags, what to read, and what to measure next. `--format` writes it for the terminal, as Markdown, as one HTML file,
 or as JSON.
 
+An assistant that is given [skills/vllm-scheduler-reader](../skills/vllm-scheduler-reader/SKILL.md) collects the
+evidence, runs this, and hands on the page.
+
 Exit codes: 0 nothing wrong was found, 1 findings (a bottleneck, a fix, or a flag that the release refuses, ignores or
 breaks on), 2 the evidence cannot be read. Nothing wrong found is not nothing wrong: see what is missing.
 """

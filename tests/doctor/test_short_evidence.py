@@ -7,7 +7,7 @@ import pytest
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import figures_of
 from headway.evidence.engine import EngineTotals, Histogram
-from tests.doctor.building import first, flags, samples
+from tests.doctor.building import first, flags, judged, samples
 
 INFINITE = float("inf")
 
@@ -47,3 +47,16 @@ def test_two_seconds_without_a_token_are_a_step_and_twenty_are_a_stall() -> None
     quick, slow = (samples(counts, 0.0, 0.2, rates, 0.0, interval_s=interval_s) for interval_s in (0.25, 10.0))
     assert first(effective=deployment, samples=quick) != "engine_stall_other"
     assert first(effective=deployment, samples=slow) == "engine_stall_other"
+
+
+@pytest.mark.parametrize(("flag", "given"), [("num-gpu-blocks-override", 500), ("kv-cache-memory-bytes", 2**30)])
+def test_a_pool_sized_by_hand_is_enlarged_where_it_is_sized(flag: str, given: int) -> None:
+    """gpu_memory_utilization has no say there."""
+    deployment = flags(f"vllm serve meta-llama/Llama-3.1-8B --gpu-memory-utilization 0.6 --{flag} {given}")
+    seen = samples([40.0] * 6, 20.0, 0.99, 800.0, 100.0, preemptions=[0.0, 4.0, 8.0, 12.0, 16.0, 20.0])
+    findings, fixes = judged(effective=deployment, samples=seen)
+    assert findings.first == "kv_starvation"
+    sizes = [fix for fix in fixes if fix.setting in (flag.replace("-", "_"), "gpu_memory_utilization")]
+    assert [(fix.setting, fix.from_value, fix.to_value) for fix in sizes] == [
+        (flag.replace("-", "_"), given, 2 * given)
+    ]

@@ -17,6 +17,8 @@ from headway.doctor.rules.base import Case
 from headway.doctor.rules.load import demand_of
 from headway.planner.fixes import find_fixes
 
+_POOL_SETTINGS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+"""Either replaces what the engine measures; the first outranks the second."""
 HIGHEST_UTILIZATION = 0.95
 """Above it CUDA graphs and fragmentation have no room."""
 USUAL_UTILIZATION = 0.90
@@ -34,8 +36,13 @@ def change(setting: str, old: Any, new: Any, reason: str, kind: BottleneckKind, 
 
 
 def raise_utilization(case: Case, kind: BottleneckKind, highest: float = HIGHEST_UTILIZATION) -> Iterator[Fix]:
-    """More of the card for KV blocks, up to what leaves room for the rest."""
+    """More of the card for KV blocks, up to what leaves room for the rest; or more of what sets the pool's size."""
     settings = case.settings
+    for setting in _POOL_SETTINGS:
+        given = case.evidence.effective.value(setting) if case.evidence.effective is not None else None
+        if isinstance(given, int) and given > 0:
+            yield from _larger_pool(case, kind, setting, given)
+            return
     now = settings.gpu_memory_utilization
     if settings.accelerator is not None and settings.accelerator.is_integrated:
         highest = min(highest, _SHARED_UTILIZATION)
@@ -45,6 +52,19 @@ def raise_utilization(case: Case, kind: BottleneckKind, highest: float = HIGHEST
     reason = f"More of the card's memory for KV blocks.{gain}"
     side = "Less room for CUDA graphs and other programs: an out-of-memory error at start shows it."
     yield change("gpu_memory_utilization", now, highest, reason, kind, side)
+
+
+def _larger_pool(case: Case, kind: BottleneckKind, setting: str, given: int) -> Iterator[Fix]:
+    """A pool whose size was given by hand: what memory has room for where that can be planned, else twice as much."""
+    plan = trial(case, **{setting: None})
+    to = 2 * given
+    if plan is not None:
+        to = plan.num_gpu_blocks if setting == "num_gpu_blocks_override" else plan.available_kv_cache_bytes
+    if to <= given:
+        return
+    gain = kv_gain_words(case, **{setting: to})
+    reason = f"The size of the KV cache is set by hand: gpu_memory_utilization does not change it.{gain}"
+    yield change(setting, given, to, reason, kind, "It must fit: an out-of-memory error at start shows if not.")
 
 
 def _smaller_budget_for_kv(case: Case, kind: BottleneckKind) -> Iterator[Fix]:

@@ -37,7 +37,17 @@ class RealServer:
 
     def with_fix(self, fix: Fix) -> RealServer:
         """The same server after a change that the doctor asks for, and nothing else."""
-        return replace(self, options=replace(self.options, **{fix.setting: fix.to_value}))
+        name = {"num_gpu_blocks_override": "num_blocks"}.get(fix.setting, fix.setting)
+        return replace(self, options=replace(self.options, **{name: fix.to_value}))
+
+    @property
+    def command(self) -> str:
+        """How it was started, in the flags that vLLM has for it."""
+        options = self.options
+        words = ["vllm", "serve", "HuggingFaceTB/SmolLM2-135M-Instruct", "--max-model-len", options.max_model_len]
+        words += ["--max-num-seqs", options.max_num_seqs, "--max-num-batched-tokens", options.max_num_batched_tokens]
+        words += ["--num-gpu-blocks-override", options.num_blocks]
+        return " ".join(map(str, words))
 
     def observe(self, model: factory.Model) -> RealRun:
         """Serve the load and scrape until its end."""

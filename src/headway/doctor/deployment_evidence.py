@@ -26,6 +26,10 @@ from headway.planner import Deployment, Plan, make_plan
 _SEEN = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_dtype",
          "enable_prefix_caching", "block_size")  # fmt: skip
 """Settings that the engine itself tells, in the names of its facts."""
+_REMARK = re.compile(r"\s\([^(){}$'\"]{1,200}\)(?=\s|$)")
+"""What people write beside a flag, such as `(default)`."""
+_CHANGE = re.compile(r"(?<=\s)\S+ (?:->|→|=>) (\S+)")
+"""`0.80 -> 0.85`: what is there now is the second."""
 _CATALOGUE_NAME = re.compile(r"\w[\w.-]{0,99}(/[\w.-]{1,100})?")
 
 
@@ -108,7 +112,8 @@ def _as_file(deployment: Path | str) -> Path | None:
 
 def _from_words(reading: _Reading, words: str, model: str | None) -> list[Invocation]:
     """Flags with the command before them, or without."""
-    attempts = [words, f"vllm serve {shlex.quote(model or 'model')} {' '.join(words.split())}"]
+    plain = _CHANGE.sub(r"\1", _REMARK.sub(" ", " ".join(words.split())))
+    attempts = [words, f"vllm serve {shlex.quote(model or 'model')} {plain}"]
     for text in attempts if "--" in words or "vllm" in words else attempts[:1]:
         try:
             return read_deployment(text)

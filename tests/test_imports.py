@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     "frontends": {"config", "core", "errors", "executors", "factory", "report", "text", "workload"},
     "frontends.server": {"config", "core", "errors", "frontends", "metrics", "text"},
     "factory": {"config", "core", "errors", "extras", "executors", "executors.simulated", "executors.torch", "text"},
-    "api": {"compat", "deployment", "errors", "report", "simulation"},
+    "api": {"compat", "deployment", "doctor", "errors", "report", "simulation"},
     "cli": {
         "accuracy",
         "catalog",

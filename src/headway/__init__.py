@@ -6,6 +6,7 @@ Public names, imported when they are first used, so that `import headway` loads 
 * `simulate`: predict a GPU deployment.
 * `plan`: its memory.
 * `judge`: its flags in one exact release of vLLM.
+* `diagnose`: its bottleneck and the first thing to change, from its flags, metrics and logs.
 * `Scheduler`, `SchedulerConfig`, `CacheConfig`: the scheduler itself, for studies of it.
 * `HeadwayError`: the base of every error meant for a user.
 """
@@ -16,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headway.api import judge, simulate
+    from headway.api import diagnose, judge, simulate
     from headway.config import CacheConfig, SchedulerConfig
     from headway.core.sampling import SamplingParams
     from headway.core.scheduler import Scheduler
@@ -32,6 +33,7 @@ _HOMES = {
     "simulate": "headway.api",
     "plan": "headway.planner",
     "judge": "headway.api",
+    "diagnose": "headway.api",
     "Scheduler": "headway.core.scheduler",
     "SchedulerConfig": "headway.config",
     "CacheConfig": "headway.config",
@@ -45,6 +47,7 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "SchedulerConfig",
+    "diagnose",
     "judge",
     "plan",
     "simulate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from headway.compat import Judgement
 from headway.compat import judge as judge_effective
 from headway.deployment.effective import resolve_effective
 from headway.deployment.read import read_file, read_text
+from headway.doctor.diagnose import diagnose as diagnose_evidence
+from headway.doctor.diagnosis import Diagnosis
+from headway.doctor.gather import gather
+from headway.doctor.objective import parse_objective
 from headway.errors import ConfigError
 from headway.report.slo import parse_slo
 from headway.simulation.options import DeploymentOptions
@@ -80,3 +85,55 @@ def judge(deployment: str | Path, *, engine_version: str | None = None, gpu: str
         judge_effective(resolve_effective(invocation, engine_version=engine_version, accelerator=gpu))
         for invocation in found
     ]
+
+
+def diagnose(
+    deployment: str | Path | None = None,
+    *,
+    metrics: Sequence[str | Path] = (),
+    logs: Sequence[str | Path] = (),
+    benches: Sequence[str | Path] = (),
+    observed: Sequence[str] = (),
+    trace: str | Path | None = None,
+    engine_version: str | None = None,
+    gpu: str | None = None,
+    model: str | None = None,
+    slo: str = "",
+    goal: str = "latency",
+) -> Diagnosis:
+    """What limits a deployment and what to change first, as `headway doctor` says it.
+
+    Args:
+        deployment: a file in any form that `headway config` reads, or a command line as text.
+        metrics: scrapes of /metrics in order of time, saved answers of Prometheus, or addresses, which are only read.
+        logs: the server's log. benches: results of `vllm bench serve`, GuideLLM or `headway bench`.
+        observed: figures that you know, such as `"concurrency=64,p99_ttft_ms=8200"`.
+        slo: what it should achieve, such as `"ttft_p99=2s,itl_p99=100ms"`.
+        goal: `latency`, or `throughput` where nobody waits for single tokens.
+
+    Returns:
+        `bottlenecks`, most limiting first; `fixes` in the order in which to try them, each with its simulated effect.
+
+    Example::
+
+        >>> from headway import diagnose
+        >>> found = diagnose("vllm serve m --max-num-seqs 256", observed=["running=256,waiting=251,kv=20.5%"])
+        >>> found.bottlenecks[0].kind, found.fixes[0].setting
+        ('waiting_queue_stall', 'max_num_seqs')
+
+    Raises:
+        InputError: something that is named cannot be read. ConfigError: no such model, accelerator or release.
+    """
+    evidence = gather(
+        deployment,
+        metrics=metrics,
+        logs=[Path(path) for path in logs],
+        benches=[Path(path) for path in benches],
+        observed=observed,
+        trace=None if trace is None else Path(trace),
+        engine_version=engine_version,
+        gpu=gpu,
+        model=model,
+        objective=parse_objective(slo or None, goal),
+    )
+    return diagnose_evidence(evidence)

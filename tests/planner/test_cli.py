@@ -133,3 +133,15 @@ def test_fragmentation_prints_every_policy() -> None:
     assert "paged, block 16" in names and "paged, block 64, shared prefixes" in names
     bad = run("fragmentation", "--block-sizes", "0")
     assert bad.returncode == 2 and "block sizes" in bad.stderr
+
+
+def test_two_logs_are_compared_in_the_json_too(tmp_path: Path) -> None:
+    """One comparison for each pair of start-ups that follow each other."""
+    path = tmp_path / "two.log"
+    first = "Available KV cache memory: 8.11 GiB\nGPU KV cache size: 178,880 tokens\n"
+    second = "KV Cache is allocated. #tokens: 367404, K size: 8.23 GB, V size: 8.23 GB\n"
+    path.write_text(first + second)
+    document = as_json("plan", "--log", str(path))
+    assert len(document["log"]) == 2
+    ((same, *_),) = document["comparisons"]
+    assert "not the cause" in same

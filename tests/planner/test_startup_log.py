@@ -121,6 +121,57 @@ def test_two_engines_with_the_same_bytes_per_token_differ_by_their_budget() -> N
     assert "not the cause" in text and "sglang 0.93" in text
 
 
+VLLM_START = (
+    "INFO 02-10 10:00:00 worker.py:267] the current vLLM instance can use total_gpu_memory (79.18GiB) x "
+    "gpu_memory_utilization ({share}) = 71.26GiB\n"
+    "model weights take 62.00GiB; non_torch_memory takes 0.20GiB; PyTorch activation peak memory takes 1.00GiB; "
+    "the rest of the memory reserved for KV Cache is {pool}GiB.\n"
+    "# cuda blocks: {blocks}, # CPU blocks: 512\nMaximum concurrency for 8192 tokens per request: 21.8x\n"
+)
+SGLANG_START = (
+    "[2025-02-10 11:00:00] server_args=ServerArgs(model_path='m', mem_fraction_static=0.93)\n"
+    "[2025-02-10 11:00:09] KV Cache is allocated. #tokens: {tokens}, K size: {size} GB, V size: {size} GB\n"
+    "[2025-02-10 11:00:20] max_total_num_tokens={tokens}, max_running_requests=2049\n"
+)
+
+
+def test_logs_pasted_one_after_the_other_are_told_apart() -> None:
+    """Neither borrows a figure of the other, in either order."""
+    vllm, sglang = VLLM_START.format(share=0.9, pool=8.11, blocks=11180), SGLANG_START.format(tokens=367404, size=8.23)
+    for text, engines in ((vllm + sglang, ["vllm", "sglang"]), (sglang + vllm, ["sglang", "vllm"])):
+        logs = {log.engine: log for log in read_startup_logs(text)}
+        assert list(logs) == engines
+        assert (logs["vllm"].tokens, logs["sglang"].tokens) == (178880, 367404)
+        assert (logs["vllm"].gpu_memory_utilization, logs["sglang"].gpu_memory_utilization) == (0.9, 0.93)
+        assert logs["sglang"].weights_bytes is None
+    assert len(read_startup_logs(vllm * 3)) == 3
+    assert len(read_startup_logs(sglang * 2)) == 2
+
+
+def test_the_engines_of_a_data_parallel_start_are_one_start() -> None:
+    """Engines that print the same lines later did not start again."""
+    line = (
+        "(EngineCore_DP{rank} pid=7) INFO [gpu_worker.py:227] Available KV cache memory: {pool} GiB\n"
+        "(EngineCore_DP{rank} pid=7) INFO [kv_cache_utils.py:715] GPU KV cache size: 272,160 tokens\n"
+        "(EngineCore_DP{rank} pid=7) INFO Maximum concurrency for 40,960 tokens per request: 6.64x\n"
+    )
+    log = only(line.format(rank=0, pool=18.71) + line.format(rank=1, pool=18.69))
+    assert (log.available_bytes or 0) / GIB == pytest.approx(18.69)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "words"),
+    [
+        (220000, 5.04, "gpu_memory_utilization 0.93 gives vLLM as large a pool"),
+        (367404, 8.23, "About 0.98 is the most"),
+    ],
+)
+def test_parity_with_another_engine_is_a_utilisation_while_there_is_one(tokens: int, size: float, words: str) -> None:
+    """The difference of the pools over the card is what the share must rise by."""
+    text = VLLM_START.format(share=0.9, pool=8.11, blocks=11180) + SGLANG_START.format(tokens=tokens, size=size)
+    assert words in " ".join(compare_start_ups(*read_startup_logs(text)))
+
+
 def test_a_hybrid_block_is_used_to_count_what_a_request_needs() -> None:
     """302,921 tokens in blocks of 1,568: 262,144 need 168 of 193, and fit 1.16 times."""
     log = only(

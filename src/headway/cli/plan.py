@@ -101,7 +101,7 @@ def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
     if params["as_json"]:
         document = plan_as_dict(planned, fixes, no_help, gains, lengths=lengths, advice=advice)
         if logs:
-            document["log"] = _log_documents(logs, planned)
+            document |= {"log": _log_documents(logs, planned), "comparisons": _comparisons(logs)}
         click.echo(json.dumps(document, indent=2))
     else:
         console = make_console()
@@ -243,20 +243,26 @@ def _log_documents(logs: list[StartupLog], planned: Any) -> list[dict[str, Any]]
 
 def _explain(logs: list[StartupLog], planned: Any, *, as_json: bool) -> None:
     from headway.cli.console import make_console
-    from headway.planner.explain_log import compare_start_ups, compare_terms, explain
+    from headway.planner.explain_log import compare_terms, explain
     from headway.planner.report import log_table
 
     if as_json:
-        click.echo(json.dumps({"log": _log_documents(logs, planned)}, indent=2))
+        click.echo(json.dumps({"log": _log_documents(logs, planned), "comparisons": _comparisons(logs)}, indent=2))
         return
     console = make_console()
     for log in logs:
         console.print(log_table(compare_terms(log, planned)))
         for line in explain(log):
             console.print(line)
-    for first, second in itertools.pairwise(logs):
-        for line in compare_start_ups(first, second):
-            console.print(line)
+    for line in itertools.chain.from_iterable(_comparisons(logs)):
+        console.print(line)
+
+
+def _comparisons(logs: list[StartupLog]) -> list[list[str]]:
+    """What differs between each start-up and the next, in sentences."""
+    from headway.planner.explain_log import compare_start_ups
+
+    return [compare_start_ups(first, second) for first, second in itertools.pairwise(logs)]
 
 
 def _print_catalogue(*, models: bool) -> None:

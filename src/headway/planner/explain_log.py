@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headway.planner.plan import Plan
 from headway.planner.startup_log import GIB, StartupLog
+
+_HIGHEST_SHARE = 0.98
+"""Above it CUDA's own memory and what serving adds have no room left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,25 @@ def compare_start_ups(first: StartupLog, second: StartupLog) -> list[str]:
         lines.append(
             f"Budget: {first.engine} {_share(first)}, {second.engine} {_share(second)}; each subtracts other things."
         )
+        lines += _parity(first, second)
     return lines
+
+
+def _parity(first: StartupLog, second: StartupLog) -> Iterator[str]:
+    """The utilisation at which the smaller pool of vLLM would be as large as the other."""
+    less, more = sorted((first, second), key=lambda log: log.available_bytes or 0)
+    share, total = less.gpu_memory_utilization, less.total_bytes
+    if less.engine != "vllm" or share is None or total is None or not less.available_bytes:
+        return
+    assert more.available_bytes is not None
+    wanted = math.ceil(100 * (share + (more.available_bytes - less.available_bytes) / total) - 1e-9) / 100
+    if wanted <= _HIGHEST_SHARE:
+        yield f"gpu_memory_utilization {wanted:.2f} gives vLLM as large a pool; what it does not count gets little."
+    else:
+        yield (
+            f"As large a pool would take gpu_memory_utilization {wanted:.2f}: more than the card has beside what vLLM "
+            f"profiles. About {_HIGHEST_SHARE:g} is the most, at the risk of running out of memory."
+        )
 
 
 def _share(log: StartupLog) -> str:

@@ -236,6 +236,7 @@ _PATTERNS: tuple[_Pattern, ...] = (
 )
 
 _NEW_START = re.compile(r"Initializing an? (?:V0 |V1 )?LLM engine|Loading model weights took|Model loading took")
+_LATER_DATA_PARALLEL_ENGINE = re.compile(r"EngineCore_?DP[1-9]")
 
 
 def read_startup_logs(text: str) -> list[StartupLog]:
@@ -248,13 +249,28 @@ def read_startup_logs(text: str) -> list[StartupLog]:
     current = StartupLog()
     for line in text.splitlines():
         found = _read_line(line)
-        if _NEW_START.search(line) and (current.tokens is not None or current.error is not None):
+        if _begins_another(current, line, found):
             starts.append(current)
             current = StartupLog()
         if found:
             current = _merge(current, found)
     starts.append(current)
     return [start for start in starts if _has_memory(start)]
+
+
+def _begins_another(current: StartupLog, line: str, found: Mapping[str, Any]) -> bool:
+    """By its words, because another engine prints it, or because the pool was sized already."""
+    if _LATER_DATA_PARALLEL_ENGINE.search(line):
+        return False
+    if _NEW_START.search(line):
+        return current.tokens is not None or current.error is not None
+    if found.get("engine", current.engine) != current.engine:
+        return _has_memory(current)
+    says_memory = "available_bytes" in found or "total_bytes" in found
+    if current.engine == "sglang":
+        arguments = "engine" in found and "gpu_memory_utilization" in found
+        return current.tokens is not None and (arguments or (says_memory and "engine" not in found))
+    return says_memory and current.max_concurrency is not None and current.tokens is not None
 
 
 def _read_line(line: str) -> dict[str, Any]:

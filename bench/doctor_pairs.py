@@ -3,9 +3,9 @@
     python bench/doctor_pairs.py --rows ../shared/data/measured_serving_open.csv
 
 Prints Markdown. First pairs of runs that agree in hardware, release and load and differ in exactly one setting: the
-doctor gets the first run's flags, load and client figures, fits its model to them, and predicts the second. Then a study
-of many settings at once under one load: the model is fitted to one run, the one nearest to the release's defaults, and
-predicts the throughput of all others; the rank correlation says whether it would choose well among them.
+doctor gets the first run's flags, load and client figures, fits its model to them, and predicts the second. Then a
+study of many settings at once under one load: the model is fitted to the run that is nearest to the release's
+defaults, and predicts the throughput of all others; the rank correlation says whether it would choose well among them.
 """
 
 from __future__ import annotations

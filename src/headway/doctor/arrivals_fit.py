@@ -20,6 +20,9 @@ _ALL_AT_ONCE = 0.4
 _QUEUED = 0.1
 _SAME_TIME = 0.1
 _LEAST_MOMENTS = 4
+_STANDING_COSTS = 0.5
+_LONG_WAIT = 0.25
+_WHOLE_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Arrivals:
     """How requests come: by so many clients (closed loop), at a rate, all at once (rate inf), or at instants.
 
     `backlog` are requests waiting when the time starts, `half_done` those running then; `instants` come after them,
-    until `until_s`. `seen` are means of gauges over that time, by summary key.
+    until `until_s`. `hides_waits`: those of the backlog have waited for longer than can be told. `seen` are means of
+    gauges over that time, by summary key; `is_part`: it is only a part of the time that was watched.
     """
 
     concurrency: int | None = None
@@ -38,7 +42,9 @@ class Arrivals:
     half_done: int = 0
     until_s: float | None = None
     is_estimated: bool = False
+    hides_waits: bool = False
     seen: Mapping[str, float] = field(default_factory=dict)
+    is_part: bool = False
     assumptions: tuple[str, ...] = ()
 
 
@@ -75,6 +81,24 @@ def _unpaced(load: LoadResult, lengths: Lengths) -> Arrivals:
     if total:
         return Arrivals(None, math.inf)
     raise NotSimulatedError("The load cannot be told: neither a rate, nor clients, nor a number of requests.")
+
+
+def held_population(figures: Figures) -> Arrivals | None:
+    """A closed loop of as many clients as Little's law finds in the system: finished requests/s × their mean latency.
+
+    For an engine whose queue no mean rate brings about. None where rate or latency is not told.
+    """
+    totals = figures.evidence.totals
+    finished = num_finished(totals)
+    latency_ms = figures.value("mean_e2el_ms")
+    if totals is None or not totals.duration_s or not finished or not latency_ms:
+        return None
+    clients = max(1, round(finished / totals.duration_s * latency_ms / 1e3))
+    text = (
+        f"A queue as observed needs more than a mean rate: {clients} requests are kept in the system, as many as "
+        "Little's law finds there."
+    )
+    return Arrivals(clients, assumptions=(text,))
 
 
 def _from_engine(figures: Figures, gauges: Gauges, lengths: Lengths, most_requests: int) -> Arrivals:
@@ -128,23 +152,34 @@ def _from_moments(figures: Figures, moments: Sequence[Moment], lengths: Lengths,
     span_s = part[-1].at_s - start.at_s
     rate = len(instants) / span_s
     text = (
-        f"Arrivals follow tokens generated and requests held, sample by sample: {rate:.3g}/s over {span_s:,.0f} s, after "
-        f"{start.num_running:.0f} running and {start.num_waiting:.0f} waiting."
+        f"Arrivals follow tokens generated and requests held, sample by sample: {rate:.3g}/s over {span_s:,.0f} s, "
+        f"after {start.num_running:.0f} running and {start.num_waiting:.0f} waiting."
     )
-    busy = [item for item in part if item.num_running > 0 or item.num_waiting > 0] or list(part)
     return Arrivals(
         instants=instants,
         backlog=round(start.num_waiting),
         half_done=round(start.num_running),
         until_s=span_s,
         is_estimated=True,
-        seen={
-            "mean_num_running": fmean(item.num_running for item in busy),
-            "mean_num_waiting": fmean(item.num_waiting for item in busy),
-            "output_throughput": fmean(item.tokens_per_s for item in busy[1:] or busy),
-        },
+        hides_waits=start.num_waiting > _LONG_WAIT * rate * span_s,
+        seen=_seen(part, rate),
+        is_part=len(part) < _WHOLE_SHARE * len(moments),
         assumptions=(text,),
     )
+
+
+def _seen(moments: Sequence[Moment], rate: float) -> dict[str, float]:
+    """Means of the gauges while anything runs; the mean TTFT by Little's law on those waiting, if any do."""
+    busy = [item for item in moments if item.num_running > 0 or item.num_waiting > 0] or list(moments)
+    waiting = fmean(item.num_waiting for item in busy)
+    found = {
+        "mean_num_running": fmean(item.num_running for item in busy),
+        "mean_num_waiting": waiting,
+        "output_throughput": fmean(item.tokens_per_s for item in busy[1:] or busy),
+    }
+    if waiting >= 1.0 and rate > 0:
+        found["mean_ttft_ms"] = 1e3 * waiting / rate
+    return found
 
 
 def _cumulated(moments: Sequence[Moment], mean_output: float) -> list[float]:
@@ -173,8 +208,11 @@ def _counted_factor(figures: Figures, moments: Sequence[Moment], arrived: Sequen
 
 
 def _representative(moments: Sequence[Moment], arrived: Sequence[float], most_requests: int) -> tuple[int, int]:
-    """First and last sample of a stretch with at most so many requests, whose mean number in the system is nearest to
-    that of all."""
+    """First and last sample of a stretch with at most so many requests.
+
+    The mean number in the system should be near to that of all, and little should stand there at the start: of what
+    does, nobody knows how long it has waited.
+    """
     held = [item.num_running + item.num_waiting for item in moments]
     mean = fmean(held)
     best, found = math.inf, (0, 0)
@@ -184,7 +222,7 @@ def _representative(moments: Sequence[Moment], arrived: Sequence[float], most_re
             last += 1
         if last - first + 1 < _LEAST_MOMENTS:
             continue
-        distance = abs(fmean(held[first : last + 1]) - mean)
+        distance = abs(fmean(held[first : last + 1]) - mean) + _STANDING_COSTS * held[first]
         if distance < best:
             best, found = distance, (first, last)
         if last == len(moments) - 1:

@@ -8,11 +8,16 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from headway.doctor.figures import Figures, Series
+from headway.evidence.engine import EngineSample
 
 _LEAST_SAMPLES = 4
 _STEADY_SHARE, _STEADY_WITHIN, _STEADY_LEAST = 0.65, 0.03, 4.0
 """The number in the system counts as fixed if so many samples lie within 3 % (or 1) of their median. Independent
 arrivals would put about half of them there at 4 in the system, and fewer the more there are."""
+
+
+_MOSTLY_PROMPTS = 20.0
+"""Prompt over output tokens. A prompt takes a step for each 2,000 or so of its tokens, an output one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,10 @@ class Gauges:
 
     @property
     def mean_itl_ms(self) -> float | None:
-        """Little's law on decodes: those running over tokens/s; None while prompts take a noticeable part of steps."""
+        """Little's law on decodes: those running over tokens/s; None where most that run may be at their prompts."""
         running, rate = self.num_running, self.generation_tokens_per_s
         prompts = self.prompt_tokens_per_s or 0.0
-        if not running or not rate or prompts > 2.0 * rate:
+        if not running or not rate or prompts > _MOSTLY_PROMPTS * rate:
             return None
         return 1e3 * running / rate
 
@@ -130,8 +135,8 @@ def _moments(engines: Sequence[Series]) -> tuple[Moment, ...]:
     return tuple(found) if len(found) >= _LEAST_SAMPLES and is_ordered else ()
 
 
-def _moment(sample: object) -> Moment | None:
-    values = [getattr(sample, name) for name in ("at_s", "num_running", "generation_tokens_per_s")]
-    if any(value is None for value in values):
+def _moment(sample: EngineSample) -> Moment | None:
+    at_s, running, rate = sample.at_s, sample.num_running, sample.generation_tokens_per_s
+    if at_s is None or running is None or rate is None:
         return None
-    return Moment(values[0], values[1], getattr(sample, "num_waiting") or 0.0, values[2])
+    return Moment(at_s, running, sample.num_waiting or 0.0, rate)

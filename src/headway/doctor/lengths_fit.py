@@ -143,8 +143,8 @@ def _from_counters(figures: Figures) -> tuple[float | None, float | None]:
 def _from_gauges(figures: Figures, gauges: Gauges, pool: int) -> Lengths:
     """Little's law on the KV cache.
 
-    A running request holds its prompt and, on average, half its output: usage × pool / running = (1 - hit rate) × prompt
-    + output / 2. Prompt over output tokens are as their rates. Together they give both lengths.
+    A running request holds its prompt and, on average, half its output: usage × pool / running = (1 - hit rate) ×
+    prompt + output / 2. Prompt over output tokens are as their rates. Together they give both lengths.
     """
     usage, running, rate = gauges.kv_usage, gauges.num_running, gauges.generation_tokens_per_s
     if not usage or not running or not rate:
@@ -161,7 +161,7 @@ def _from_gauges(figures: Figures, gauges: Gauges, pool: int) -> Lengths:
         prompt = output = context / 1.5
         how = "no prompt came while watched, so that prompts are taken to be as long as outputs"
     text = (
-        f"Lengths by Little's law: {context:,.0f} tokens of KV cache for each running request, {how}, each request half "
-        f"through its output on average: {prompt:,.0f} in and {output:,.0f} out, log-normal (sigma {_CHAT_SIGMA})."
+        f"Lengths by Little's law: {context:,.0f} tokens of KV cache for each running request, {how}, each request "
+        f"half through its output on average: {prompt:,.0f} in, {output:,.0f} out, log-normal (sigma {_CHAT_SIGMA})."
     )
     return Lengths(max(1.0, prompt), max(1.0, output), "Little's law", sigma=_CHAT_SIGMA, assumptions=(text,))

@@ -1,7 +1,7 @@
 """Measured runs that differ in one setting: what the doctor predicts of the change, against what it did.
 
-The rows are those of a CSV file of serving measurements, one source at a time. Each run becomes the evidence that a user
-of it would have (flags, load, the client's figures), and the other run of the pair a fix.
+The rows are those of a CSV file of serving measurements, one source at a time. Each run becomes the evidence that a
+user of it would have (flags, load, the client's figures), and the other run of the pair a fix.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ METRICS: Mapping[str, str] = {
 }
 """Summary key → column: what a pair is judged by."""
 WITHIN = 0.2
-_MEASURED: Mapping[str, str] = METRICS | {
+_MEASURED: Mapping[str, str] = {
+    **METRICS,
     "mean_ttft_ms": "ttft_mean_ms",
     "mean_itl_ms": "itl_mean_ms",
     "mean_e2el_ms": "e2e_mean_ms",
@@ -234,7 +235,7 @@ def _settings(row: Mapping[str, str], conditions: Mapping[str, Any]) -> dict[str
     drafts = conditions.get("num_speculative_tokens", 3)
     found |= {name: value for name, value in conditions.items() if name != "num_speculative_tokens"}
     words = dict(word.split("=", 1) for word in row["other_flags"].split() if "=" in word)
-    columns = row | {name: words[name] for name in _FLAGS if name in words}
+    columns = {**row, **{name: words[name] for name in _FLAGS if name in words}}
     for name in _WHOLE:
         if columns.get(name, "").isdigit():
             found[name] = int(columns[name])

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from headway.accuracy.step_recording import Recording, record
 from headway.doctor.deployment_fit import FittedDeployment
 from headway.doctor.diagnosis import ModelCheck
+from headway.doctor.model_check import Checked, Observed, Prices, check_model
 from headway.doctor.windowed import simulate_window
 from headway.doctor.workload_fit import FittedWorkload
 from headway.report.summary import Summary
 
-RESIDUAL_LIMIT = 0.35
-"""Beyond this mean error the fitted model is not trusted with predictions."""
-METRIC_LIMIT = 0.5
-"""A group of metrics (TTFT, …) whose own figure is missed by more than this is not predicted."""
 _FITTED: Mapping[str, float] = {
     "mean_tpot_ms": 0.03,
     "median_tpot_ms": 0.06,
@@ -32,60 +29,22 @@ _NUM_TURNS = 12
 _QUEUE_KEYS: Mapping[str, float] = {"mean_ttft_ms": 100.0, "median_ttft_ms": 100.0, "mean_num_waiting": 1.0}
 """Figures of the queue, with what is added to both sides so that a queue of next to nothing matches another one."""
 _QUEUE_MATCHED, _RATE_RANGE, _NUM_RATES = math.log(1.2), 0.1, 4
-_JUDGED: Mapping[str, float] = {
-    "mean_tpot_ms": 1.0,
-    "median_tpot_ms": 1.0,
-    "mean_itl_ms": 1.0,
-    "output_throughput": 1.0,
-    "mean_ttft_ms": 100.0,
-    "median_ttft_ms": 100.0,
-    "mean_e2el_ms": 100.0,
-    "mean_num_running": 1.0,
-    "mean_kv_usage": 0.05,
-}
-"""Figures that the check judges, with the least value that an error is relative to. A TTFT under 100 ms is mostly the
-client's and the HTTP server's, which no step holds. Tails and queue lengths are shown beside them, not judged.
-Errors are relative to the larger of the two numbers, so that each is at most 1 and none outweighs all others."""
-_SHOWN = (
-    "p50_itl_ms", "median_itl_ms", "p99_itl_ms", "p99_tpot_ms", "p99_ttft_ms", "p99_e2el_ms", "mean_num_waiting",
-    "num_preemptions", "request_throughput",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A workload and what was observed under it, by summary key."""
-
-    workload: FittedWorkload
-    figures: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What the oracle's prices were multiplied by, and the seconds added to each step."""
-
-    scale: float = 1.0
-    step_s: float = 0.0
-
-    def explain(self) -> str:
-        """In words."""
-        return f"device time × {self.scale:.2f}, {1e3 * self.step_s:+.1f} ms a step"
 
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """A deployment, its prices, the main workload, and the simulation of the two together.
-
-    `step_error` is the mean error of the step times and rates that were observed: what predictions carry.
-    """
+    """A deployment, its prices, the main workload, and the simulation of the two together, checked."""
 
     deployment: FittedDeployment
     workload: FittedWorkload
     prices: Prices
     summary: Summary
-    check: ModelCheck
-    step_error: float
-    withheld: Mapping[str, str] = field(default_factory=dict)
+    checked: Checked
+
+    @property
+    def check(self) -> ModelCheck:
+        """How well it reproduces what was observed."""
+        return self.checked.check
 
     def simulate(self, deployment: FittedDeployment | None = None, workload: FittedWorkload | None = None) -> Summary:
         """The summary of this model with another deployment or workload."""
@@ -105,7 +64,8 @@ def fit_model(deployment: FittedDeployment, observed: Sequence[Observed]) -> Fit
     main = observed[0]
     if main.workload.is_estimated:
         main, summary = _matched_queue(deployment, main, prices, summary)
-    return _checked(deployment, main, prices, summary)
+    checked = check_model(main, prices, summary, deployment.oracle_error)
+    return FittedModel(deployment, main.workload, prices, summary, checked)
 
 
 def _fitted_prices(deployment: FittedDeployment, observed: Sequence[Observed]) -> tuple[Prices, Summary]:
@@ -260,56 +220,3 @@ def _bounded(log_scale: float, step_s: float) -> tuple[float, float]:
 
 def _square(values: Sequence[float]) -> float:
     return sum(value * value for value in values)
-
-
-# ------------------------------------------------------------------ the check
-
-
-def _checked(deployment: FittedDeployment, main: Observed, prices: Prices, summary: Summary) -> FittedModel:
-    simulated: dict[str, float] = {}
-    observed: dict[str, float] = {}
-    errors: dict[str, float] = {}
-    for key in (*_JUDGED, *_SHOWN):
-        seen, ours = main.figures.get(key), summary.get(key)
-        if seen is None or ours is None or not math.isfinite(seen):
-            continue
-        observed[key], simulated[key] = seen, float(ours)
-        if key in _JUDGED:
-            errors[key] = abs(float(ours) - seen) / max(abs(seen), float(ours), _JUDGED[key])
-    steps = [errors[key] for key in errors if key.endswith(("tpot_ms", "itl_ms", "throughput"))]
-    residual = sum(errors.values()) / len(errors) if errors else None
-    withheld = _withheld(errors)
-    note, is_accepted = _verdict(errors, residual, bool(steps), prices, main.workload, withheld)
-    check = ModelCheck(observed, simulated, residual, is_accepted, note)
-    error = max(steps) if steps else deployment.oracle_error
-    return FittedModel(deployment, main.workload, prices, summary, check, error, withheld)
-
-
-def _withheld(errors: Mapping[str, float]) -> dict[str, str]:
-    """Metric endings that are not predicted, with the reason."""
-    found = {}
-    for ending, name in (("ttft_ms", "TTFT"), ("kv_usage", "KV usage"), ("e2el_ms", "latency")):
-        worst = max((error for key, error in errors.items() if key.endswith(ending)), default=0.0)
-        if worst > METRIC_LIMIT:
-            found[ending] = f"{name} is not predicted: the fitted model misses what was observed by {worst:.0%}"
-    return found
-
-
-def _verdict(
-    errors: Mapping[str, float],
-    residual: float | None,
-    has_steps: bool,
-    prices: Prices,
-    workload: FittedWorkload,
-    withheld: Mapping[str, str],
-) -> tuple[str, bool]:
-    if residual is None or not has_steps:
-        return (
-            "No step time or throughput was observed, so that the model cannot be checked: nothing is predicted.",
-            False,
-        )
-    stated = f"Fitted: {prices.explain()}; mean error {residual:.0%} over {', '.join(errors)}."
-    if residual > RESIDUAL_LIMIT:
-        worst = max(errors, key=lambda key: errors[key])
-        return f"{stated} That is more than {RESIDUAL_LIMIT:.0%} ({worst} most): nothing is predicted.", False
-    return " ".join([stated, *(f"{reason}." for reason in withheld.values()), *workload.assumptions]), True

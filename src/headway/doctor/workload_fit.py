@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from headway.doctor.arrivals_fit import Arrivals, fit_arrivals
+from headway.doctor.arrivals_fit import Arrivals, fit_arrivals, held_population
 from headway.doctor.deployment_fit import FittedDeployment, NotSimulatedError
 from headway.doctor.figures import Figures
 from headway.doctor.gauges import Gauges
@@ -26,8 +26,7 @@ _PREFIX_KEY_TOKENS = 16
 _MOST_REQUESTS, _LEAST_REQUESTS = 1500, 60
 _WAVES, _LEAST_WAVES = 8, 2
 _WARM_UP = 0.2
-_SECONDS = 0.3
-"""What a simulation may take on one core, roughly; see `_cost_s`."""
+_SECONDS = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class FittedWorkload:
     """Requests and how they are offered, as the evidence tells it or under the assumptions stated.
 
     `window` is what is measured of a run: None for a benchmark, all of which its client measured. `is_estimated`: the
-    rate is not given but derived. `seen` are means of gauges in the stretch of time that is simulated.
+    rate is not given but derived. `hides_waits`, `seen` and `is_part` are as in `Arrivals`.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -44,8 +43,10 @@ class FittedWorkload:
     source: str
     window: Window | None = None
     is_estimated: bool = False
+    hides_waits: bool = False
     assumptions: tuple[str, ...] = ()
     seen: Mapping[str, float] = field(default_factory=dict)
+    is_part: bool = False
 
     @property
     def is_closed(self) -> bool:
@@ -95,9 +96,17 @@ class FittedWorkload:
 
 
 def fit_workload(
-    figures: Figures, load: LoadResult | None, gauges: Gauges, deployment: FittedDeployment
+    figures: Figures,
+    load: LoadResult | None,
+    gauges: Gauges,
+    deployment: FittedDeployment,
+    *,
+    holds_population: bool = False,
 ) -> FittedWorkload:
     """The workload of one load, or of the engine's own figures where there is none.
+
+    Args:
+        holds_population: take the engine's load for a closed loop; see `held_population`.
 
     Raises:
         NotSimulatedError: rates or lengths are not told and cannot be estimated.
@@ -110,7 +119,8 @@ def fit_workload(
     pool_tokens = config.cache.num_blocks * config.cache.block_size * deployment.deployment.num_ranks
     lengths = fit_lengths(figures, load, gauges, pool_tokens)
     most = _affordable(lengths, is_stepped)
-    arrivals = fit_arrivals(figures, load, gauges, lengths, most)
+    held = held_population(figures) if holds_population else None
+    arrivals = held or fit_arrivals(figures, load, gauges, lengths, most)
     count = _num_requests(arrivals, load, most)
     hit_rate = figures.load.prefix_hit_rate or 0.0
     pairs = lengths.draw(count, config.scheduler.max_model_len)
@@ -131,8 +141,10 @@ def fit_workload(
         lengths.source if load is None else load.source,
         _window(arrivals, count, load),
         arrivals.is_estimated,
+        arrivals.hides_waits,
         tuple(assumptions),
         arrivals.seen,
+        arrivals.is_part,
     )
 
 
@@ -164,7 +176,8 @@ def _instants(arrivals: Arrivals, count: int) -> list[float]:
 
 
 def _affordable(lengths: Lengths, is_stepped: bool) -> int:
-    cost_s = 3e-4 + lengths.mean_prompt * 2e-7 + lengths.mean_output * (8e-6 if is_stepped else 1.5e-6)
+    """Requests that take about `_SECONDS` to simulate on one core: a fixed part each, chunks, decode steps."""
+    cost_s = 1.5e-4 + lengths.mean_prompt * 1e-7 + lengths.mean_output * (8e-6 if is_stepped else 1.3e-6)
     return max(_LEAST_REQUESTS, min(_MOST_REQUESTS, int(_SECONDS / cost_s)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,7 +85,8 @@ def _invocations(reading: _Reading, deployment: Path | str | None, logged: str, 
     if deployment is None:
         found = []
         if logged:
-            with contextlib.suppress(HeadwayError):
+            with contextlib.suppress(HeadwayError), warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)
                 found = read_deployment(logged, "engine.log")[-1:]
         return found
     path = _as_file(deployment)

@@ -274,12 +274,18 @@ def _begins_another(current: StartupLog, line: str, found: Mapping[str, Any]) ->
 
 
 def _read_line(line: str) -> dict[str, Any]:
+    """What a line says; figures that are no numbers, such as 1.2.3, are left out."""
     found: dict[str, Any] = {}
     for pattern, reader in _PATTERNS:
         match = pattern.search(line)
-        if match is not None:
-            for name, value in reader(match).items():
-                found.setdefault(name, value)
+        if match is None:
+            continue
+        try:
+            told = reader(match)
+        except (ValueError, OverflowError):
+            continue
+        for name, value in told.items():
+            found.setdefault(name, value)
     return found
 
 

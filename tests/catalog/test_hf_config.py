@@ -88,6 +88,26 @@ def test_an_unmodelled_mixture_of_formats_refuses_to_guess() -> None:
         rank_weight_bytes(architecture_from_config(config, model_id="m"))
 
 
+@pytest.mark.parametrize(
+    ("ignored", "in_16_bits"),
+    [
+        (["lm_head"], False),
+        (["lm_head", "model.layers.0.self_attn.q_proj"], False),
+        ([f"model.layers.{layer}.self_attn.q_proj" for layer in range(6)], True),
+        (["re:.*self_attn.*"], True),
+        (["model.layers.*.self_attn*"], True),
+        ([r"re:.*layers\.5\.self_attn.*"], True),
+    ],
+)
+def test_a_part_that_is_left_in_16_bits_is_so_in_more_than_a_few_layers(ignored: list[str], in_16_bits: bool) -> None:
+    """A first or last layer that is kept wide does not make all attention wide; one of six is not a few."""
+    layers = 6 if in_16_bits else 24
+    settings = {"quant_method": "fp8", "ignored_layers": ignored}
+    config = {**BASE, "num_hidden_layers": layers, "quantization_config": settings}
+    quantization = architecture_from_config(config, model_id="m").quantization
+    assert quantization is not None and ("attention" not in quantization.parts) is in_16_bits
+
+
 def test_yarn_stretches_the_length() -> None:
     """The original length times the factor, as vLLM derives it."""
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headway.catalog import StateSpace, find_model, list_models
-from headway.catalog.parameters import count_parameters
+from headway.catalog import Attention, StateSpace, find_model, list_models
+from headway.catalog.parameters import all_parts, count_parameters, rank_weight_bytes
+from headway.catalog.quantization import Quantization
 from headway.errors import ConfigError
 
 LLAMA_CONFIG = {
@@ -141,6 +143,92 @@ def test_a_local_folder_counts_the_bytes_of_its_safetensors_headers(tmp_path: Pa
     assert model.stored_bytes == 20
     assert model.weight_bytes() == 20
     assert model.kv_bytes_per_token() == 2 * 2 * 2 * 16 * 2
+
+
+def write_weights(path: Path, sizes: dict[str, int], dtype: str = "BF16") -> None:
+    """A safetensors file of tensors of these bytes; only the header matters."""
+    header, first = {}, 0
+    for name, size in sizes.items():
+        header[name] = {"dtype": dtype, "shape": [size // 2], "data_offsets": [first, first + size]}
+        first += size
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+@pytest.mark.parametrize("given", ["", "model-00001-of-00002.safetensors", "model.safetensors.index.json"])
+def test_shards_are_added_up_whichever_of_the_files_is_named(tmp_path: Path, given: str) -> None:
+    """The config beside them is read; what the index does not name is not loaded."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    write_weights(tmp_path / names[0], {"model.layers.0.a": 60})
+    write_weights(tmp_path / names[1], {"model.layers.1.a": 40})
+    write_weights(tmp_path / "consolidated.safetensors", {"a": 100})
+    index = {
+        "metadata": {"total_size": 100},
+        "weight_map": {"model.layers.0.a": names[0], "model.layers.1.a": names[1]},
+    }
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert find_model(str(tmp_path / given)).stored_bytes == 100
+
+
+def test_an_index_whose_files_are_not_there_tells_the_size(tmp_path: Path) -> None:
+    """A folder with the small files only is enough for a plan."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    index = {"metadata": {"total_size": 12345}, "weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert find_model(str(tmp_path)).stored_bytes == 12345
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not a readable safetensors index"):
+        find_model(str(tmp_path))
+
+
+def test_what_vllm_does_not_load_does_not_count(tmp_path: Path) -> None:
+    """Drafting layers behind the model's own, and a head that is the embedding again."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_CONFIG, "tie_word_embeddings": True}))
+    sizes = {"model.layers.1.a": 10, "model.layers.2.a": 20, "mtp.layers.0.a": 40, "lm_head.weight": 80}
+    write_weights(tmp_path / "model.safetensors", sizes)
+    assert find_model(str(tmp_path)).stored_bytes == 10
+
+
+def test_a_float32_model_is_held_in_16_bits(tmp_path: Path) -> None:
+    """vLLM narrows it: weights and KV take half of what is stored."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_CONFIG, "torch_dtype": "float32"}))
+    write_weights(tmp_path / "model.safetensors", {"model.layers.1.a": 80}, "F32")
+    model = find_model(str(tmp_path))
+    assert model.stored_bytes == 40
+    assert model.kv_bytes_per_token() == 2 * 2 * 2 * 16 * 2
+
+
+def test_weights_without_a_config_are_not_guessed(tmp_path: Path) -> None:
+    """A header has no heads; a file that is not there is named."""
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(ConfigError, match="no such file"):
+        find_model(str(path))
+    write_weights(path, {"a": 10})
+    with pytest.raises(ConfigError, match=r"no config\.json beside"):
+        find_model(str(path))
+
+
+def test_the_files_size_is_shared_as_the_parts_are(tmp_path: Path) -> None:
+    """Half the layers hold the embedding or the head as well; both halves are the whole."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    write_weights(tmp_path / "model.safetensors", {"model.layers.1.a": 1_000_000})
+    model = find_model(str(tmp_path))
+    first = rank_weight_bytes(model, layers=model.layers[:1], last=False)
+    second = rank_weight_bytes(model, layers=model.layers[1:], first=False)
+    assert first + second == pytest.approx(1_000_000, abs=2)
+    mixed = replace(model, quantization=Quantization("mixed", 0.0, (), is_modelled=False))
+    assert rank_weight_bytes(mixed, tp=2) == pytest.approx(500_000, rel=0.01)
+
+
+def test_more_ranks_than_kv_heads_each_hold_one() -> None:
+    """KV projections are repeated: of 14 ranks each holds one of the two KV heads, not a seventh of one."""
+    model = find_model("qwen2.5-0.5b")
+    (mixer,) = model.mixer_counts
+    assert isinstance(mixer, Attention) and mixer.num_kv_heads == 2
+    plain = sum(part.split / 14 + part.copied for part in all_parts(model, model.layers, first=True, last=True))
+    repeated = model.num_layers * model.hidden_size * 2 * mixer.head_dim * (1 - 2 / 14)
+    assert rank_weight_bytes(model, tp=14) == pytest.approx(2 * (plain + repeated), abs=2)
 
 
 def test_a_broken_safetensors_file_is_named(tmp_path: Path) -> None:

@@ -396,3 +396,16 @@ def test_a_planned_configuration_is_simulated_with_exactly_the_planned_blocks() 
     assert config.cache.num_blocks == made.num_gpu_blocks
     assert config.scheduler.max_num_seqs == made.resolved.defaults.max_num_seqs
     assert config.scheduler.max_num_batched_tokens == made.resolved.defaults.max_num_batched_tokens
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"engine_version": "0.99.0"}, "its rules are taken for 0.99.0"),
+        ({"block_size": 20}, "multiples of 16, not 20"),
+    ],
+)
+def test_what_is_outside_of_what_was_read_is_said(flags: dict[str, Any], words: str) -> None:
+    """A release newer than any that was read, and a block that no kernel takes."""
+    assert words in " ".join(warnings(plan("qwen3-8b", "h100", **flags)))
+    assert words not in " ".join(warnings(plan("qwen3-8b", "h100")))

@@ -49,6 +49,11 @@ def version_fact(name: str, version: str | Version) -> Any:
     return value
 
 
+def newest_read() -> Version:
+    """The newest release whose rules stand in `vllm_defaults.json`."""
+    return parse_version(_rules()["read_up_to"])
+
+
 def resolve_defaults(
     version: str,
     accelerator: Accelerator,

@@ -64,7 +64,7 @@ def _read(config: _Config, model_id: str, source: str) -> ModelArchitecture:
         tie_word_embeddings=_tied(config, text),
         dtype=_dtype(config, text),
         max_model_len=length,
-        quantization=_quantization(config, quantization),
+        quantization=_quantization(config, quantization, num_layers),
         vision_params=_vision_params(config),
         num_mtp_layers=int(_first(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", default=0) or 0),
         num_kv_shared_layers=int(text.get("num_kv_shared_layers") or 0),
@@ -111,15 +111,16 @@ def _tied(config: _Config, text: _Config) -> bool:
 
 def _dtype(config: _Config, text: _Config) -> str:
     name = _first(config, "torch_dtype", "dtype", default=None) or _first(text, "torch_dtype", "dtype", default=None)
-    return str(name or "bfloat16").removeprefix("torch.")
+    dtype = str(name or "bfloat16").removeprefix("torch.")
+    return "bfloat16" if dtype in ("float32", "float") else dtype  # vLLM narrows float32 models to 16 bits.
 
 
-def _quantization(config: _Config, settings: _Config | None) -> Quantization | None:
+def _quantization(config: _Config, settings: _Config | None, num_layers: int) -> Quantization | None:
     if settings is None:
         return None
     if config.get("expert_dtype") == "fp4":
-        return read_quantization({"quant_algo": "MIXED_PRECISION"})
-    return read_quantization(settings)
+        return read_quantization({"quant_algo": "MIXED_PRECISION"}, num_layers)
+    return read_quantization(settings, num_layers)
 
 
 def _max_model_len(text: _Config) -> int | None:

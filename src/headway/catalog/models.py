@@ -39,6 +39,7 @@ _QUANTIZED_SUFFIXES = {
     "fp4": "nvfp4",
     "bnb-4bit": "bitsandbytes",
 }
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
 _SAME_SHAPE_SUFFIXES = ("instruct", "chat", "it", "hf", "base", "dynamic")
 
 
@@ -53,7 +54,8 @@ def find_model(name: str) -> ModelArchitecture:
     Args:
         name: a catalogue id (`meta-llama/Llama-3.3-70B-Instruct`), its last part or a unique start of it in any case
             (`llama-3.3-70b`), an id that differs only by a suffix such as -Instruct, -FP8 or -AWQ (said in the
-            result's notes), a folder with config.json, a config.json file, or `-` for a config.json on stdin.
+            result's notes), a folder with config.json or a safetensors file in it (whose headers then tell the weights'
+            size), a config.json file, or `-` for a config.json on stdin.
 
     Raises:
         ConfigError: unknown (with the nearest names), ambiguous, or a file that cannot be read.
@@ -61,7 +63,7 @@ def find_model(name: str) -> ModelArchitecture:
     if name == "-":
         return _from_text(sys.stdin.read(), "stdin", "stdin")
     path = Path(name).expanduser()
-    if path.is_dir() or name.endswith(".json"):
+    if path.exists() or name.endswith((".json", *_WEIGHTS)):
         return _from_path(path)
     found = _find_id(name)
     if found is not None:
@@ -70,11 +72,29 @@ def find_model(name: str) -> ModelArchitecture:
 
 
 def _from_path(path: Path) -> ModelArchitecture:
+    of_weights = path.name.endswith(_WEIGHTS)
     folder = path if path.is_dir() else path.parent
-    config_path = path / "config.json" if path.is_dir() else path
-    model = _from_text(_read(config_path), path.resolve().name, str(config_path), beside=folder)
-    stored = stored_weight_bytes(folder) if path.is_dir() else None
+    config_path = folder / "config.json" if path.is_dir() or of_weights else path
+    if of_weights and not path.is_file():
+        raise ConfigError(f"Cannot read {path}: there is no such file.")
+    if of_weights and not config_path.is_file():
+        raise ConfigError(
+            f"There is no config.json beside {path}.",
+            hint="A safetensors header tells sizes, not heads; put the model's config.json into its folder.",
+        )
+    name = folder.resolve().name if of_weights else path.resolve().name
+    model = _from_text(_read(config_path), name, str(config_path), beside=folder)
+    if not path.is_dir() and not of_weights:
+        return model
+    stored = stored_weight_bytes(folder, model, is_float32=_is_float32(config_path))
     return model if stored is None else replace(model, stored_bytes=stored)
+
+
+def _is_float32(config_path: Path) -> bool:
+    config = json.loads(_read(config_path))
+    settings = (config, *(part for part in config.values() if isinstance(part, dict)))
+    named = [part.get("torch_dtype") or part.get("dtype") for part in settings]
+    return next((name for name in named if name), None) in ("float32", "torch.float32")
 
 
 def _from_text(text: str, model_id: str, source: str, *, beside: Path | None = None) -> ModelArchitecture:

@@ -158,34 +158,61 @@ def rank_weight_bytes(
     layers: Sequence[Layer] | None = None,
     first: bool = True,
     last: bool = True,
+    whole_bytes: int | None = None,
 ) -> int:
     """Bytes of weights on one GPU: its share of `layers` (all by default) and of what the first and last rank add.
 
-    What vLLM makes of the weights while it loads counts too: padding, and latent attention's up-projections, which it
-    keeps a second time in 16 bits for decoding.
+    What vLLM makes of the weights while it loads counts too: padding, latent attention's up-projections, which it
+    keeps a second time in 16 bits for decoding, and KV projections that more ranks than KV heads hold.
 
     Args:
         expert_gpus: GPUs that the experts are spread over, `tp` by default; whole ones if `by_expert`, else in parts.
+        whole_bytes: size of the whole model's weights, where it is known; the model's files are taken for None, unless
+            another quantization is asked for.
 
     Raises:
         ConfigError: the quantization is unknown or not modelled.
     """
-    gpus_of_experts = expert_gpus or tp
     layers = model.layers if layers is None else layers
-    wide = dtype_bytes(model.dtype)
-    total = wide * sum(_absorbed_elements(layer.mixer) for layer in layers) / tp
-    whole_model = len(layers) == model.num_layers
-    if model.stored_bytes is not None and quantization is None and whole_model and gpus_of_experts == tp:
-        return int(model.stored_bytes / tp + total)
-    chosen = resolve_quantization(model, quantization)
-    for part in all_parts(model, layers, first=first, last=last):
-        quantized = chosen is not None and part.name in chosen.parts
-        each = chosen.bits / 8 if chosen is not None and quantized else wide
-        gpus = gpus_of_experts if part.name == "experts" else tp
-        total += (part.split / gpus + part.copied) * each
+    stored = model.stored_bytes if whole_bytes is None and quantization is None else whole_bytes
+    chosen = resolve_quantization(model, quantization, strict=stored is None)
+    if chosen is not None and not chosen.is_modelled:
+        chosen = None  # The files say how much it is; 16 bits everywhere say how it is shared.
+    gpus = expert_gpus or tp
+    total = _bytes(model, chosen, layers, (first, last), tp, gpus)
+    if stored is not None:
+        total *= stored / _bytes(model, chosen, model.layers, (True, True), 1, 1)
+    total += dtype_bytes(model.dtype) * sum(_absorbed_elements(layer.mixer) for layer in layers) / tp
     if chosen is not None and chosen.padding is not None:
-        total += _padding_bytes(model, chosen, layers, gpus_of_experts, by_expert)
+        total += _padding_bytes(model, chosen, layers, gpus, by_expert)
     return int(total)
+
+
+def _bytes(
+    model: ModelArchitecture,
+    chosen: Quantization | None,
+    layers: Sequence[Layer],
+    ends: tuple[bool, bool],
+    tp: int,
+    expert_gpus: int,
+) -> float:
+    """Bytes on one GPU, without what loading adds; `ends`: the rank is the first, the last."""
+    wide, total, first, last = dtype_bytes(model.dtype), 0.0, *ends
+
+    def each(part: str) -> float:
+        return chosen.bits / 8 if chosen is not None and part in chosen.parts else wide
+
+    for part in all_parts(model, layers, first=first, last=last):
+        gpus = expert_gpus if part.name == "experts" else tp
+        total += (part.split / gpus + part.copied) * each(part.name)
+    return total + each("attention") * model.hidden_size * sum(_again_elements(layer.mixer, tp) for layer in layers)
+
+
+def _again_elements(mixer: Mixer | None, tp: int) -> float:
+    """Outputs of the KV projections on one of more ranks than KV heads, beyond its equal share."""
+    if not isinstance(mixer, Attention) or tp <= mixer.num_kv_heads:
+        return 0.0
+    return (mixer.head_dim + mixer.v_head_dim) * (1 - mixer.num_kv_heads / tp)
 
 
 def _absorbed_elements(mixer: Mixer | None) -> int:

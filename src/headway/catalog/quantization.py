@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.errors import ConfigError
@@ -77,18 +79,18 @@ def named_quantization(name: str) -> Quantization | None:
         raise ConfigError(f"Quantization {name!r} is unknown.", hint=f"Known: none, {known}.") from None
 
 
-def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
+def read_quantization(config: Mapping[str, Any], num_layers: int) -> Quantization | None:
     """The format that a `quantization_config` describes; mixtures and unknown ones come back as not modelled."""
     method = str(config.get("quant_method") or "").lower()
     algorithm = str(config.get("quant_algo") or "").upper()
     if algorithm in ("MIXED_PRECISION", "W4A8_AWQ"):
         return _METHODS["mixed"]
     if algorithm == "NVFP4":
-        return _without_excluded(_METHODS["nvfp4"], config)
+        return _without_excluded(_METHODS["nvfp4"], config, num_layers)
     if algorithm.startswith("FP8"):
-        return _without_excluded(_METHODS["fp8"], config)
+        return _without_excluded(_METHODS["fp8"], config, num_layers)
     if method == "compressed-tensors":
-        return _without_excluded(_compressed_tensors(config), config)
+        return _without_excluded(_compressed_tensors(config), config, num_layers)
     bits = int(config.get("bits") or config.get("w_bit") or 4)
     if method in ("awq", "gptq", "auto-round", "auto_round"):
         group = int(config.get("group_size") or config.get("q_group_size") or 128)
@@ -96,7 +98,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if method == "bitsandbytes":
         return Quantization(method, 8.0) if config.get("load_in_8bit") else _METHODS["bitsandbytes"]
     if method in _METHODS:
-        return _without_excluded(_METHODS[method], config)
+        return _without_excluded(_METHODS[method], config, num_layers)
     return Quantization(method or "unknown", 0.0, (), is_modelled=False)
 
 
@@ -115,8 +117,13 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Quantization:
     return Quantization("compressed-tensors", bits)
 
 
-def _without_excluded(quantization: Quantization, config: Mapping[str, Any]) -> Quantization:
-    """Drop parts that the configuration leaves in 16 bits."""
+_LAYER = re.compile(r"layers\\?\.(\d+)\\?\.")
+_FEW_LAYERS = 1 / 8
+"""A part that is named for no more of the layers than this is counted as quantized: its first or last ones only."""
+
+
+def _without_excluded(quantization: Quantization, config: Mapping[str, Any], num_layers: int) -> Quantization:
+    """Drop parts that the configuration leaves in 16 bits, be it in all layers or in those of their kind."""
     patterns = [
         str(item)
         for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
@@ -124,14 +131,19 @@ def _without_excluded(quantization: Quantization, config: Mapping[str, Any]) -> 
     ]
     if not patterns or not quantization.parts:
         return quantization
-    dropped: set[str] = set()
+    layers: dict[str, set[str]] = defaultdict(set)
     for pattern in patterns:
-        text = pattern.removesuffix("*").removesuffix(".").lower()
-        if text.endswith("self_attn") or "self_attn.q_proj" in text or "self_attn.(q" in text:
-            dropped.add("attention")
-        if text.endswith(("linear_attn", "mixer")) or "linear_attn." in text:
-            dropped.add("state")
-        if "shared_expert" in text and "gate" not in text.rsplit(".", 1)[-1]:
-            dropped.add("shared_experts")
-    parts = tuple(part for part in quantization.parts if part not in dropped)
-    return Quantization(quantization.method, quantization.bits, parts, quantization.padding)
+        layer = _LAYER.search(pattern)
+        for part in _named_parts(pattern.removesuffix("*").removesuffix(".").lower()):
+            layers[part].add("all" if layer is None else layer[1])
+    dropped = {part for part, which in layers.items() if "all" in which or len(which) > _FEW_LAYERS * num_layers}
+    return replace(quantization, parts=tuple(part for part in quantization.parts if part not in dropped))
+
+
+def _named_parts(text: str) -> Iterator[str]:
+    if text.endswith("self_attn") or "self_attn.q_proj" in text or "self_attn.(q" in text:
+        yield "attention"
+    if text.endswith(("linear_attn", "mixer")) or "linear_attn." in text:
+        yield "state"
+    if "shared_expert" in text and "gate" not in text.rsplit(".", 1)[-1]:
+        yield "shared_experts"

@@ -32,6 +32,7 @@ _NOT_FITTING = 2
 @click.option("--tp", "--tensor-parallel-size", "tensor_parallel_size", default=1, show_default=True, metavar="N")
 @click.option("--pp", "--pipeline-parallel-size", "pipeline_parallel_size", default=1, show_default=True, metavar="N")
 @click.option("--dp", "--data-parallel-size", "data_parallel_size", default=1, show_default=True, metavar="N")
+@click.option("--nnodes", default=1, show_default=True, help="Machines that hold the GPUs.", metavar="N")
 @click.option("--enable-expert-parallel", is_flag=True, help="Spread the experts over all TP and DP ranks.")
 @click.option("--pp-layer-partition", help="Layers of each pipeline rank, such as 16,32.", metavar="N,N")
 @click.option("--quantization", help="Weight format: fp8, awq, nvfp4, …; default: the model's own.", metavar="NAME")
@@ -133,6 +134,7 @@ def _deployment(params: dict[str, Any]) -> Deployment:
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "data_parallel_size",
+        "nnodes",
         "enable_expert_parallel",
         "quantization",
         "kv_cache_dtype",

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.catalog.architecture import Attention
-from headway.catalog.defaults import version_fact
+from headway.catalog.defaults import newest_read, version_fact
 from headway.catalog.served import served
+from headway.catalog.versions import Version
 from headway.planner.lengths import LengthStats
 from headway.planner.plan import Plan
 
+_KERNEL_BLOCK = 16
 NextLimit = Literal["kv_blocks", "max_num_seqs", "max_num_batched_tokens"]
 
 
@@ -56,6 +58,14 @@ def warnings(plan: Plan) -> list[str]:
             f"The server starts, but this version never schedules a request of more than about {longest:,} tokens: it "
             f"waits for ever and holds up all behind it. Set --max-model-len {longest // 256 * 256}."
         )
+    version, newest = plan.resolved.defaults.version, newest_read()
+    if version > newest:
+        found.append(f"No release after {_dotted(newest)} was read: its rules are taken for {_dotted(version)}.")
+    size = plan.resolved.defaults.block_size
+    if size % _KERNEL_BLOCK:
+        found.append(
+            f"The attention kernels of CUDA take block sizes that are multiples of {_KERNEL_BLOCK}, not {size}."
+        )
     card = plan.deployment.accelerator
     if card.memory_basis == "label":
         found.append(f"The memory that torch sees on {card.id} was not read anywhere; it is guessed from the label.")
@@ -76,6 +86,10 @@ def warnings(plan: Plan) -> list[str]:
     if plan.resolved.defaults.version < (0, 9, 1) and _has_window(plan):
         found.append("This version sizes sliding-window layers as full attention.")
     return found
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))
 
 
 def _has_window(plan: Plan) -> bool:

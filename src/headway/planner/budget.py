@@ -174,22 +174,18 @@ def _total_term(resolved: Resolved, rank: int) -> Term:
 def _weights_term(resolved: Resolved, rank: int, layers: tuple[Layer, ...]) -> Term:
     deployment = resolved.deployment
     model, tp = deployment.model, deployment.tensor_parallel_size
-    ranks = deployment.pipeline_parallel_size
-    if deployment.model_weights_bytes is not None:
-        size = int(deployment.model_weights_bytes * len(layers) / model.num_layers / tp)
-        source = "given"
-    else:
-        size = rank_weight_bytes(
-            model,
-            quantization=deployment.quantization,
-            tp=tp,
-            expert_gpus=deployment.num_expert_gpus,
-            by_expert=deployment.enable_expert_parallel,
-            layers=layers,
-            first=rank == 0,
-            last=rank == ranks - 1,
-        )
-        source = _weights_source(resolved)
+    size = rank_weight_bytes(
+        model,
+        quantization=deployment.quantization,
+        tp=tp,
+        expert_gpus=deployment.num_expert_gpus,
+        by_expert=deployment.enable_expert_parallel,
+        layers=layers,
+        first=rank == 0,
+        last=rank == deployment.pipeline_parallel_size - 1,
+        whole_bytes=deployment.model_weights_bytes,
+    )
+    source = "given" if deployment.model_weights_bytes is not None else _weights_source(resolved)
     uncertain = 0.02 if deployment.quantization or model.quantization else 0.006
     return Term("weights", size, source, int(size * (1 - uncertain / 2)), int(size * (1 + uncertain)))
 

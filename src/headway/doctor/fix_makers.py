@@ -42,6 +42,9 @@ def _seats(case: Case, found: Bottleneck) -> Iterator[Fix]:
     settings, kind = case.settings, found.kind
     seats = settings.max_num_seqs or (case.queue.seats if case.queue is not None else None)
     cap, demand = _kv_cap(found), _demand(case, found)
+    if seats is not None and demand is not None and demand <= seats:
+        yield from _cap_outside(case, found)
+        return
     if seats is None and demand is None:
         return
     if seats is None or demand is None:
@@ -64,6 +67,14 @@ def _seats(case: Case, found: Bottleneck) -> Iterator[Fix]:
         yield from raise_utilization(case, kind)
         yield from fp8_cache(case, kind)
     yield from more_replicas(case, kind, "Each replica has its own seats and blocks.")
+
+
+def _cap_outside(case: Case, found: Bottleneck) -> Iterator[Fix]:
+    """Seats are there for all streams, yet fewer are served at once: the limit stands in front of the engine."""
+    held, streams = found.figures.get("concurrency_at_plateau"), _demand(case, found)
+    if isinstance(held, float) and streams is not None:
+        reason = "Look for a limit on connections or concurrency in the client, the proxy or the gateway."
+        yield change("client", round(held), streams, reason, found.kind)
 
 
 def _kv_cap(found: Bottleneck) -> int:
@@ -150,6 +161,20 @@ def _smaller_chunk(case: Case, found: Bottleneck, budget: int) -> Iterator[Fix]:
             reason = f"A step with a full chunk then takes about {to / rate:.2f} s, for a target of {target:g} s."
             side = f"A prompt takes {budget / to:.0f} times as many steps to its first token."
             yield change("max_num_batched_tokens", budget, to, reason, found.kind, side)
+    yield from _seats_for_smaller_chunk(case, found, chunk_below(rate * targets[0]))
+
+
+def _seats_for_smaller_chunk(case: Case, found: Bottleneck, wanted: int) -> Iterator[Fix]:
+    """The budget cannot be below one token for each seat: fewer seats, where they are not in use, make room for it."""
+    settings = case.settings
+    seats, running = settings.max_num_seqs, case.figures.highest("num_running")
+    if seats is None or running is None or wanted >= least_budget(settings):
+        return
+    to = round_down(wanted / (1 + settings.num_speculative_tokens), 8)
+    if to >= max(8.0, 2 * running) and to < seats:
+        reason = f"Every seat needs its tokens in a step: {seats} seats keep max_num_batched_tokens above {wanted:,}."
+        side = f"Set max_num_batched_tokens {wanted} with it; at most {amount(running)} requests were seen running."
+        yield change("max_num_seqs", seats, to, reason, found.kind, side)
 
 
 def _prefill(case: Case, found: Bottleneck) -> Iterator[Fix]:

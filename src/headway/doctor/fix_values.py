@@ -8,22 +8,12 @@ from typing import Any
 from headway.catalog.flags import flags_of
 from headway.doctor.in_effect import InEffect
 from headway.doctor.rules.base import Case
+from headway.doctor.sglang_flags import SGLANG_NAMES
 from headway.errors import HeadwayError
 from headway.planner import Plan, make_plan
 
 OUTSIDE_SETTINGS = frozenset(("replicas", "client", "request_rate", "max_tokens"))
 """Changes that are no flag of the engine."""
-SGLANG_NAMES = {
-    "max_num_seqs": "max_running_requests",
-    "max_num_batched_tokens": "chunked_prefill_size",
-    "gpu_memory_utilization": "mem_fraction_static",
-    "max_model_len": "context_length",
-    "tensor_parallel_size": "tp_size",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "enforce_eager": "disable_cuda_graph",
-    "speculative_config": "speculative_algorithm",
-}
-"""What SGLang calls a setting of vLLM's; it has none of the others."""
 
 
 def round_down(value: float, step: int) -> int:

@@ -10,13 +10,14 @@ from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Fix, MustNot, P
 from headway.doctor.evidence import Evidence
 from headway.doctor.fix_makers import MAKERS
 from headway.doctor.fix_memory import USUAL_UTILIZATION, raise_utilization
-from headway.doctor.fix_values import OUTSIDE_SETTINGS, SGLANG_NAMES, exists
+from headway.doctor.fix_values import OUTSIDE_SETTINGS, exists
 from headway.doctor.forbidden import forbidden
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, case_of
 from headway.doctor.rules.healthy import no_effect_settings
 from headway.doctor.rules.speculation import is_on
 from headway.doctor.rules.sweep import Effect, setting_effects
+from headway.doctor.sglang_flags import SGLANG_NAMES
 
 _RAISED_FIRST: frozenset[BottleneckKind] = frozenset(("kv_starvation", "hbm_bound", "decode_compute_bound"))
 """Bottlenecks at which memory that lies idle is given to the engine before anything else is turned."""

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headway.doctor.diagnosis import MustNot
+from headway.doctor.diagnosis import BottleneckKind, MustNot
 from headway.doctor.fix_memory import HIGHEST_UTILIZATION
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, amount, percent
+
+_ABOUT_PROMPTS: tuple[BottleneckKind, ...] = (
+    "kv_starvation",
+    "waiting_queue_stall",
+    "prefill_compute_bound",
+    "long_prompt_hol",
+    "chunk_missized",
+    "offered_load_too_high",
+)
+"""Bottlenecks at which people turn on what is on."""
 
 
 def forbidden(case: Case, findings: Findings) -> Iterator[MustNot]:
     """What not to do, by what was found and by what is on already."""
     yield from _by_finding(case, findings)
-    yield from _already_on(case)
+    if findings.has(*_ABOUT_PROMPTS):
+        yield from _already_on(case)
     yield from _exhausted(case)
 
 

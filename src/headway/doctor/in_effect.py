@@ -11,6 +11,7 @@ from headway.catalog.architecture import ModelArchitecture
 from headway.catalog.conditions import UNKNOWN
 from headway.catalog.versions import Version, parse_version
 from headway.doctor.evidence import Evidence
+from headway.doctor.sglang_flags import sglang_settings
 from headway.errors import ConfigError
 
 _DEFAULT_BLOCK_SIZE = 16
@@ -48,6 +49,13 @@ class InEffect:
     max_loras: int | None
     speculation: Mapping[str, Any] | None
     num_speculative_tokens: int
+    are_defaults_assumed: bool = False
+    """No release is stated: values that nobody wrote are the reference release's."""
+    written: frozenset[str] = frozenset()
+
+    def is_sure_of(self, name: str) -> bool:
+        """Whether a setting's value is more than the default of a release that nobody stated."""
+        return getattr(self, name, None) is not None and (not self.are_defaults_assumed or name in self.written)
 
     @property
     def is_sglang(self) -> bool:
@@ -67,12 +75,13 @@ class InEffect:
 
 def in_effect(evidence: Evidence) -> InEffect:
     """Gather the settings; what the running engine reports outranks what its flags should have made of it."""
-    read = _Reader(evidence)
-    facts, effective, plan = evidence.facts, evidence.effective, evidence.plan
+    facts, effective, plan, startup = evidence.facts, evidence.effective, evidence.plan, evidence.startup
+    sglang = sglang_settings(effective)
+    read = _Reader(evidence, sglang)
     tokens, source = _kv_tokens(evidence, read)
     speculation, drafts = _speculation(evidence)
     return InEffect(
-        engine=facts.engine or (evidence.startup.engine if evidence.startup is not None else None),
+        engine=facts.engine or ("sglang" if sglang else None) or (startup.engine if startup is not None else None),
         generation=facts.generation or (effective.engine if effective is not None else None),
         version=_version(evidence),
         model_name=read.text("model"),
@@ -98,13 +107,22 @@ def in_effect(evidence: Evidence) -> InEffect:
         max_loras=facts.max_lora if facts.max_lora is not None else read.number("max_loras"),
         speculation=speculation,
         num_speculative_tokens=drafts,
+        are_defaults_assumed=evidence.facts.version is None and _is_version_assumed(evidence),
+        written=frozenset(name for name, setting in effective.settings.items() if setting.is_written)
+        if effective is not None
+        else frozenset(),
     )
+
+
+def _is_version_assumed(evidence: Evidence) -> bool:
+    return evidence.effective is not None and "assumed" in evidence.effective.version_reason
 
 
 class _Reader:
     """Looks a setting up: reported by the engine, logged at its start, from its flags, from the plan's defaults."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: Evidence, sglang: Mapping[str, Any]) -> None:
+        self._sglang = sglang
         defaults = evidence.plan.resolved.defaults if evidence.plan is not None else None
         self._sources = (evidence.facts, evidence.startup)
         self._effective = evidence.effective
@@ -112,6 +130,8 @@ class _Reader:
 
     def _candidates(self, name: str) -> list[Any]:
         found = [getattr(source, name, None) for source in self._sources]
+        if self._sglang:
+            return [*found, self._sglang.get(name)]
         if self._effective is not None:
             found.append(self._effective.value(name))
         found += [getattr(source, name, None) for source in self._defaults]

@@ -16,7 +16,7 @@ def judge(case: Case) -> Ruling:
         text = f"{amount(running)} requests run on average and none waits: the engine has nothing to do."
         refuted = ["Requests that run while clients complain."]
         return found("none_idle", "strong" if not figures.load.concurrency else "medium", [text], refuted)
-    if not figures.has_run:
+    if not figures.has_run or (case.queue is not None and case.queue.is_lasting):
         return NOTHING
     texts = [*_queue_words(case), *_kv_words(case), *_latency_words(case), *sweep_words(case)]
     if not texts:
@@ -91,6 +91,13 @@ def sweep_words(case: Case) -> list[str]:
     return texts
 
 
+_UNNAMED = "variant"
+"""Runs before and after a change that only the deployment's flags name."""
+_SCHEDULING = frozenset((
+    "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enforce_eager",
+    "enable_prefix_caching", "kv_cache_dtype", "max_model_len", "long_prefill_token_threshold", "async_scheduling",
+    "speculative_config", "block_size", "swap_space",
+))  # fmt: skip
 _NOISE = 0.08
 """Throughput and latency of single benchmark runs repeat to within a few percent."""
 
@@ -102,4 +109,7 @@ def no_effect_settings(case: Case) -> tuple[str, ...]:
     for effect in setting_effects(case.evidence):
         groups.setdefault(effect.names, []).append(abs(effect.relative))
     together = {name for names, sizes in groups.items() if len(names) > 1 and max(sizes) < _NOISE for name in names}
-    return tuple(sorted(alone | together))
+    idle = alone | together
+    if _UNNAMED in idle:
+        idle = (idle - {_UNNAMED}) | (case.settings.written & _SCHEDULING)
+    return tuple(sorted(idle))

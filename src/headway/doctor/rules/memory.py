@@ -13,7 +13,8 @@ def judge(case: Case) -> Ruling:
     startup, plan = case.evidence.startup, case.evidence.plan
     texts: list[str] = []
     figures: dict[str, float | str | bool] = {}
-    if startup is not None and startup.fits is False:
+    refused = startup is not None and (startup.error is not None or startup.no_memory_for_blocks)
+    if startup is not None and startup.fits is False and (refused or not case.figures.has_run):
         length, tokens = startup.max_model_len, startup.tokens
         text = "The start-up log says that the KV cache does not hold one request of max_model_len"
         text += f" ({tokens:,} tokens for {length:,})." if tokens and length else "."

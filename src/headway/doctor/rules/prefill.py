@@ -1,4 +1,4 @@
-"""Prompts arrive faster than they can be computed, or one long prompt holds up the short ones."""
+"""Prompts arrive faster than they can be computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import ceil
 from headway.doctor.diagnosis import Confidence, Missing
 from headway.doctor.figures import Series
 from headway.doctor.rules import thresholds as limits
-from headway.doctor.rules.base import NOTHING, Case, Ruling, Values, amount, found, percent, span
+from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent, span
 from headway.doctor.rules.missing import PROMPT_THROUGHPUT, RUNNING
 
 _REFUTED = [
@@ -67,12 +67,14 @@ def slowed_without_prompts(series: Series) -> tuple[bool, ...]:
     )
 
 
-def judge_compute(case: Case) -> Ruling:
+def judge(case: Case) -> Ruling:
     """Prefill is what the device is busy with, and requests wait for it."""
     queue, load = case.queue, case.figures.load
     texts: list[str] = []
     figures: dict[str, float | str | bool] = {}
     waits = queue is not None and queue.is_lasting and queue.gate == "prefill"
+    if queue is None and _is_said(case):
+        return _from_words(case)
     pure = load.mean_output_tokens is not None and load.mean_output_tokens <= limits.PURE_PREFILL_OUTPUT_TOKENS
     offered, capacity = offered_prefill_tokens_per_s(case), _capacity(case)
     if offered is not None:
@@ -104,6 +106,24 @@ def judge_compute(case: Case) -> Ruling:
     return found(
         "prefill_compute_bound", _confidence(case, waits, pure, exceeds), texts, _REFUTED, figures, (), _ask(case)
     )
+
+
+_MUCH, _LITTLE = frozenset(("many", "high", "growing")), frozenset(("few", "low", "no", "near zero", "empty"))
+
+
+def _is_said(case: Case) -> bool:
+    """Somebody says in words that many wait although few run and the KV cache is nearly empty."""
+    stated = case.evidence.stated
+    return (
+        stated.get("num_waiting") in _MUCH
+        and stated.get("kv_usage") in _LITTLE
+        and stated.get("num_running") in _LITTLE | {None}
+    )
+
+
+def _from_words(case: Case) -> Ruling:
+    text = "Many requests are said to wait while KV usage is low and few run: neither blocks nor seats hold them back."
+    return found("prefill_compute_bound", "medium", [text], _REFUTED, {}, (), (PROMPT_THROUGHPUT, RUNNING))
 
 
 def _confidence(case: Case, waits: bool, pure: bool, exceeds: bool) -> Confidence:
@@ -163,6 +183,8 @@ def _queue_words(case: Case) -> str:
         text += f", at KV usage {percent(queue.kv_usage)}"
     if queue.is_growing and queue.growth_per_s is not None:
         text += f"; the queue gains {60 * queue.growth_per_s:.1f} a minute"
+    elif case.evidence.stated.get("num_waiting") == "growing":
+        text += "; the queue is said to grow"
     if queue.prompt_tokens_per_s is not None:
         text += f"; {amount(queue.prompt_tokens_per_s)} prompt tokens/s are computed"
     return f"{text}."
@@ -196,65 +218,3 @@ def _slow_first_token(case: Case) -> Ruling:
         f"tokens takes about {span(own_s)} by itself: nothing waits, the device needs that long."
     )
     return found("prefill_compute_bound", "medium", [text], _REFUTED, {"prefill_s": own_s})
-
-
-def judge_long_prompts(case: Case) -> Ruling:
-    """Half of the requests are quick and a few take ages: they stand behind a long prompt."""
-    value, load = case.figures.value, case.figures.load
-    pairs = [("p50_ttft_ms", "p99_ttft_ms"), ("p50_e2el_ms", "p99_e2el_ms")]
-    ratio, words = 0.0, ""
-    for middle, tail in pairs:
-        low, high = value(middle, middle.replace("p50", "median")), value(tail)
-        if low and high and high / low > ratio:
-            ratio, words = (
-                high / low,
-                f"{middle} is {amount(low)} ms and {tail} {amount(high)} ms, {high / low:.0f} times it.",
-            )
-    rounds, prompt_words = _rounds(case)
-    mixed = bool(
-        load.longest_prompt_tokens
-        and load.median_prompt_tokens
-        and load.longest_prompt_tokens >= limits.LONG_PROMPT_RATIO * load.median_prompt_tokens
-    )
-    is_tail = ratio >= limits.TAIL_RATIO
-    lasting = case.queue is not None and case.queue.is_lasting and case.queue.share >= limits.BURST_SHARE
-    if (
-        rounds is None
-        or rounds < limits.LONG_PROMPT_ROUNDS
-        or not is_tail
-        or (lasting and case.queue and case.queue.is_growing)
-    ):
-        return NOTHING
-    threshold = case.settings.long_prefill_token_threshold or 0
-    figures: Values = {"signature": "p50 flat, p99 up", "tail_ratio": ratio, "rounds_for_prompt": float(ceil(rounds))}
-    texts = [words, prompt_words]
-    if case.settings.is_sglang:
-        texts.append(
-            "SGLang computes one prompt at a time in chunks: the mechanism that would share a step among prompts is "
-            "missing; neither a smaller chunk nor a larger prefill limit changes the shares."
-        )
-    elif threshold > 0:
-        texts.append(f"long_prefill_token_threshold is {threshold} already.")
-    else:
-        texts.append("long_prefill_token_threshold is off, so that a long prompt takes all that decodes leave.")
-    confidence: Confidence = "strong" if mixed or load.median_prompt_tokens is None else "medium"
-    return found(
-        "long_prompt_hol",
-        confidence,
-        texts,
-        ["Slow requests that come without a long prompt in the engine at the same time.", "A P50 that rises as well."],
-        figures,
-    )
-
-
-def _rounds(case: Case) -> tuple[float | None, str]:
-    """Steps that the longest prompt takes the budget for."""
-    longest, budget = case.figures.load.longest_prompt_tokens, case.settings.max_num_batched_tokens
-    if longest is None:
-        longest = case.figures.load.mean_prompt_tokens
-    if not longest or not budget:
-        return None, ""
-    return longest / budget, (
-        f"A prompt of {amount(longest)} tokens takes {ceil(longest / budget)} steps of {budget:,}; a short one that "
-        "arrives meanwhile gets no token before it is done."
-    )

@@ -89,12 +89,21 @@ def _lasts(num_samples: int, share: float, depth: float, running: float, wait_s:
 def _seats(figures: Figures, stretch: Series) -> tuple[int | None, bool]:
     """max_num_seqs, or where it is not known the number that the running requests are pinned at."""
     known = figures.settings.max_num_seqs
-    if known is not None:
+    if known is not None and figures.settings.is_sure_of("max_num_seqs"):
         return known, False
     highest, lowest = stretch.highest("num_running"), stretch.lowest("num_running")
-    if highest is None or lowest is None or len(stretch.samples) < limits.QUEUE_LEAST_SAMPLES or highest < 2:
-        return None, False
-    return (int(highest), True) if highest - lowest <= limits.PINNED_SPREAD * highest else (None, False)
+    if highest is None or lowest is None or highest <= limits.HOG_RUNNING:
+        return known, False
+    is_pinned = highest - lowest <= limits.PINNED_SPREAD * highest
+    if len(stretch.samples) < limits.QUEUE_LEAST_SAMPLES:
+        is_pinned = is_pinned and highest >= limits.LEAST_ROUND_SEATS and _is_round(highest)
+    return (int(highest), True) if is_pinned else (known, False)
+
+
+def _is_round(number: float) -> bool:
+    """A number that people and releases choose for seats: a power of two, or three times one."""
+    count = int(number)
+    return count == number and any(part & (part - 1) == 0 for part in (count, count // 3 if count % 3 == 0 else count))
 
 
 def next_request_share(figures: Figures) -> float:
@@ -115,7 +124,7 @@ def _gate(figures: Figures, stretch: Series, seats: int | None) -> Gate:
     full_kv = kv_middle is not None and kv_middle >= tight
     if not full_kv and kv_middle is not None and len(running) and max(running) <= limits.HOG_RUNNING:
         full_kv = kv_middle >= limits.HOG_USAGE and (generation or 0) > 0
-    if _moves_nothing(generation, prompt):
+    if _moves_nothing(generation, prompt, stretch.mean("num_running") or 0.0):
         return "standstill"
     if full_seats and full_kv:
         return "both"
@@ -130,10 +139,11 @@ def _gate(figures: Figures, stretch: Series, seats: int | None) -> Gate:
     return "other"
 
 
-def _moves_nothing(generation: float | None, prompt: float | None) -> bool:
+def _moves_nothing(generation: float | None, prompt: float | None, running: float) -> bool:
     if generation is None:
         return False
-    return generation < limits.STALL_TOKENS_PER_S and (prompt or 0.0) < limits.STALL_PROMPT_TOKENS_PER_S
+    slow = generation / max(1.0, running) < limits.STALL_TOKENS_PER_S
+    return slow and (prompt or 0.0) < limits.STALL_PROMPT_TOKENS_PER_S
 
 
 def _share_of(values: tuple[float, ...], least: float) -> float:

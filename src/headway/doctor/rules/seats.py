@@ -19,6 +19,8 @@ def judge(case: Case) -> Ruling:
     queue = case.queue
     if queue is not None and queue.is_lasting and queue.gate in ("seats", "both"):
         return _seen(case, queue)
+    if queue is not None and queue.is_lasting and queue.gate == "other" and not case.evidence.facts.lora_waiting:
+        return _by_elimination(case, queue)
     excluded = _excluded(case)
     if excluded is not None:
         return excluded
@@ -53,6 +55,25 @@ def _seen(case: Case, queue: Queue) -> Ruling:
     return found("waiting_queue_stall", confidence, texts, _REFUTED, figures)
 
 
+def _by_elimination(case: Case, queue: Queue) -> Ruling:
+    """Tokens are generated, no prompt is computed, blocks are free, and requests wait all the same."""
+    text = (
+        f"{amount(queue.num_waiting)} requests wait while {amount(queue.num_running)} run; no prompt is computed, and "
+        f"KV usage is {percent(queue.kv_usage or 0.0)}: something other than blocks and prefill keeps them out."
+    )
+    texts, confidence = [text], "medium"
+    if queue.seats is not None:
+        texts.append(f"Of {queue.seats} seats {amount(queue.seats - queue.num_running)} are free.")
+        confidence = "weak"
+    discriminate = (
+        "seats: running stays at one number, whatever waits",
+        "adapters: vllm:lora_requests_info lists waiting adapters, and max_loras of them run",
+        "grammars or a KV connector: vllm:num_requests_waiting_by_reason, or the log at debug level",
+    )
+    sure: Confidence = "weak" if confidence == "weak" else "medium"
+    return found("waiting_queue_stall", sure, texts, _REFUTED, {"num_waiting": queue.num_waiting}, discriminate)
+
+
 _REFUTED = [
     "Running below max_num_seqs while requests wait.",
     "KV usage at 90 % or more, or preemptions: then blocks are the gate and more seats make it worse.",
@@ -81,7 +102,7 @@ def _excluded(case: Case) -> Ruling | None:
         return None
     if seats is None and (highest >= limits.SEATS_FREE * _LEAST_DEFAULT or (case.queue and case.queue.seats)):
         return None
-    of = f"max_num_seqs {seats}" if seats is not None else f"{_LEAST_DEFAULT}, the fewest that vLLM takes by itself"
+    of = f"max_num_seqs is {seats}" if seats is not None else f"{_LEAST_DEFAULT}, the fewest that vLLM takes by itself"
     reason = f"At most {amount(highest)} requests run: seats are free ({of})."
     return Ruling(ruled_out={"waiting_queue_stall": reason, "max_num_seqs": reason})
 
@@ -96,7 +117,7 @@ def _from_sweep(case: Case, plateau: Plateau) -> Ruling:
             f"Up to {plateau.concurrency} streams throughput grows in proportion and then stops at once: a cap on "
             f"concurrency near {plateau.concurrency}, not a device that saturates gradually."
         )
-    if seats is not None and seats > 2 * plateau.concurrency:
+    if seats is not None and seats > 2 * plateau.concurrency and case.settings.is_sure_of("max_num_seqs"):
         texts.append(f"max_num_seqs is {seats}: the cap then lies in front of the engine (proxy, client, replica).")
         confidence = "weak"
     gain = None

@@ -14,6 +14,7 @@ _REFUTED = [
     "Averages that include prefill or other loads on one side only.",
 ]
 _LEAST_DRAFTS = 200.0
+_SAME_RATE = 0.1
 
 
 def judge(case: Case) -> Ruling:
@@ -51,7 +52,7 @@ def _from_runs(case: Case) -> Ruling:
 
 def _from_servers(case: Case) -> Ruling:
     """Log sections of two servers, one of which speculates, at the same number of running requests."""
-    speculating = {source for source in _sources(case) if _speculates(case, source)}
+    speculating = _speculating_sources(case)
     plain = _sources(case) - speculating
     best: tuple[float, EngineSample, EngineSample] | None = None
     for one in case.evidence.samples:
@@ -84,11 +85,26 @@ def _sources(case: Case) -> set[str]:
     return {sample.source for sample in case.evidence.samples}
 
 
-def _speculates(case: Case, source: str) -> bool:
-    return any(
-        event.kind == "spec_decode" and (event.source or event.fields.get("source", source)) == source
-        for event in case.evidence.events
-    )
+def _speculating_sources(case: Case) -> set[str]:
+    """Sources with a sample whose rate is what a line about drafts implies, or that has the line's instant alone.
+
+    With L tokens a step on average, accepted drafts are (L - 1) / L of all generated tokens.
+    """
+    found: set[str] = set()
+    for event in case.evidence.events:
+        accepted, length = event.fields.get("accepted_per_s"), event.fields.get("mean_acceptance_length")
+        if event.kind != "spec_decode":
+            continue
+        if isinstance(accepted, int | float) and isinstance(length, int | float) and length > 1:
+            expected = accepted * length / (length - 1)
+            found |= {
+                sample.source
+                for sample in case.evidence.samples
+                if sample.generation_tokens_per_s and abs(sample.generation_tokens_per_s / expected - 1) < _SAME_RATE
+            }
+        elif isinstance(source := event.fields.get("source"), str):
+            found.add(source)
+    return found
 
 
 def _acceptance(case: Case) -> float | None:

@@ -61,7 +61,9 @@ def judge_stall(case: Case) -> Ruling:
     text += f", at KV usage {percent(kv)}." if kv is not None else "."
     texts = [text, "A step that neither computes prompts nor decodes is held up outside the scheduler."]
     texts += [
-        f"Log line {event.line}: {event.text[:160]}" for event in case.evidence.events if event.kind in ("jit", "error")
+        f"Line {event.line} of the log: “{event.text[:160]}”."
+        for event in case.evidence.events
+        if event.kind in ("jit", "error")
     ][:3]
     later = _after(case, stuck)
     computed = _computed_rate(case, stuck, later)

@@ -27,6 +27,8 @@ KV_TIGHT = 0.90
 a tenth of the pool are common where pools are small."""
 KV_ROOM = 0.85
 """Below this, KV blocks were not what held requests back, unless one request needs more than a seventh of the pool."""
+LEAST_ROUND_SEATS = 8
+"""From here on a round number of running requests in a single sample is no chance where others wait."""
 PINNED_SPREAD = 0.02
 """Running requests that vary by less than this over the samples sit at a limit, known or not."""
 

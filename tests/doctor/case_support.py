@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,13 +124,14 @@ def _compare(key: str, wanted: Any, expect: Mapping[str, Any], answer: Answer) -
     kinds = [item.kind for item in answer.findings.bottlenecks]
     settings = [fix.setting for fix in answer.fixes]
     first = answer.fixes[0] if answer.fixes else None
-    comparisons = {
+    to_value = first.to_value if first is not None else None
+    comparisons: dict[str, Callable[[], bool]] = {
         "bottleneck": lambda: kinds[:1] == [wanted],
         "bottleneck_any_of": lambda: bool(kinds) and kinds[0] in wanted,
-        "first_knob": lambda: settings[:1] == [wanted] and ("value" not in expect or first.to_value == expect["value"]),
+        "first_knob": lambda: settings[:1] == [wanted] and ("value" not in expect or to_value == expect["value"]),
         "first_knob_any_of": lambda: bool(settings) and settings[0] in wanted,
         "direction": lambda: first is not None and _direction(first) == wanted,
-        "value_at_most": lambda: first is not None and first.to_value <= wanted,
+        "value_at_most": lambda: first is not None and to_value <= wanted,
         "must_not_first": lambda: not {*settings[:1]} & {*wanted},
         "ruled_out": lambda: {*wanted} <= {*answer.findings.ruled_out},
         "must_ask": lambda: any(_speaks(wanted, item.figure) for item in answer.findings.missing),

@@ -1,4 +1,4 @@
-"""Real users' situations: from what they had in hand to the bottleneck that was accepted, and the first thing to try."""
+"""Real users' situations: from what they had in hand to the bottleneck that was accepted, and what to try first."""
 
 from __future__ import annotations
 

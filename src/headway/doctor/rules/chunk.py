@@ -44,7 +44,8 @@ def chunk_step(case: Case) -> ChunkStep | None:
     if seen is not None:
         return seen
     if case.physics is None:
-        return None
+        rate = measured_prefill_tokens_per_s(case)
+        return ChunkStep(budget / rate, rate, "at the prompt throughput seen", False, None) if rate else None
     running = round(case.figures.mean("num_running") or case.figures.load.concurrency or 1)
     context = (case.figures.load.mean_prompt_tokens or 1024.0) + (case.figures.load.mean_output_tokens or 0.0) / 2
     step_s = case.physics.mixed_step_s(max(1, budget - running), running, context)

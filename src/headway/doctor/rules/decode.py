@@ -44,7 +44,8 @@ def floor_of(case: Case, running: float) -> Floor | None:
         load, count = case.figures.load, max(1, round(running))
         context = (load.mean_prompt_tokens or 1024.0) + (load.mean_output_tokens or 0.0) / 2
         seconds = case.physics.floor_s(count, context)
-        words = f"weights and KV of {count} requests at about {amount(context)} tokens, read at full bandwidth"
+        requests = f"{count} request{'s' * (count > 1)}"
+        words = f"weights and KV of {requests} at about {amount(context)} tokens, read at full bandwidth"
         return Floor(seconds, words, case.physics.is_memory_bound(count, context))
     named = bandwidth_floor_s(case.settings)
     return Floor(*named, is_memory=running <= _FEW) if named is not None else None

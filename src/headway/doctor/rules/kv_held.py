@@ -66,9 +66,10 @@ def judge_runaway(case: Case) -> Ruling:
     if not running or not rate:
         return NOTHING
     each = rate * ahead.series.duration_s / running
-    is_known = case.figures.load.completed_per_s is not None and each >= _MANY_TOKENS
+    if case.figures.load.completed_per_s is None or each < _MANY_TOKENS:
+        return NOTHING  # said as one of two explanations beside the starvation that it leads to
     text = (
         f"The same {amount(running)} requests generate {amount(rate)} tokens/s and fill the KV cache; hardly any ends "
         f"while watched ({amount(each)} tokens each)."
     )
-    return found("runaway_generation", "medium" if is_known else "weak", [text], refuted, {}, LEAK_OR_RUNAWAY)
+    return found("runaway_generation", "medium", [text], refuted, {}, LEAK_OR_RUNAWAY)

@@ -86,7 +86,7 @@ def _sources(case: Case) -> set[str]:
 
 
 def _speculating_sources(case: Case) -> set[str]:
-    """Sources with a sample whose rate is what a line about drafts implies, or that has the line's instant alone.
+    """Sources that tell of drafts; of figures somebody states, those whose rate is what the drafts imply.
 
     With L tokens a step on average, accepted drafts are (L - 1) / L of all generated tokens.
     """
@@ -95,15 +95,15 @@ def _speculating_sources(case: Case) -> set[str]:
         accepted, length = event.fields.get("accepted_per_s"), event.fields.get("mean_acceptance_length")
         if event.kind != "spec_decode":
             continue
-        if isinstance(accepted, int | float) and isinstance(length, int | float) and length > 1:
+        if event.source in _sources(case):
+            found.add(event.source)
+        elif isinstance(accepted, int | float) and isinstance(length, int | float) and length > 1:
             expected = accepted * length / (length - 1)
             found |= {
                 sample.source
                 for sample in case.evidence.samples
                 if sample.generation_tokens_per_s and abs(sample.generation_tokens_per_s / expected - 1) < _SAME_RATE
             }
-        elif isinstance(source := event.fields.get("source"), str):
-            found.add(source)
     return found
 
 

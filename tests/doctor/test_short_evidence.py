@@ -60,3 +60,21 @@ def test_a_pool_sized_by_hand_is_enlarged_where_it_is_sized(flag: str, given: in
     assert [(fix.setting, fix.from_value, fix.to_value) for fix in sizes] == [
         (flag.replace("-", "_"), given, 2 * given)
     ]
+
+
+def test_without_physics_the_histogram_and_the_prompt_rate_show_a_chunk_that_is_too_large() -> None:
+    """A device that no catalogue knows: one gap in ten is as long as the budget takes at the rate that was seen."""
+    gaps = Histogram((0.1, 0.2, 1.0, 2.5), (0.0, 63.0, 63.0, 70.0), 70.0, 16.0)
+    deployment = flags("vllm serve local/model --max-num-batched-tokens 460", gpu=None)
+    rates = [23.0, 23.0, 11.0, 0.0, 0.0, 0.0, 46.0, 35.0, 23.0]
+    prompts = [180.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1720.0, 0.0, 0.0]
+    seen = samples([3.0, 3.0, 5.0, 5.0, 5.0, 5.0, 5.0, 3.0, 3.0], 0.0, 0.1, rates, prompts, interval_s=0.26)
+
+    def kinds(histogram: Histogram) -> list[str]:
+        totals = EngineTotals(2.0, histograms={"itl_s": histogram})
+        findings, _ = judged(effective=deployment, samples=seen, totals=totals)
+        return [item.kind for item in findings.bottlenecks if item.confidence != "weak"]
+
+    assert kinds(gaps) == ["chunk_missized"]
+    smooth = Histogram((0.1, 0.2, 1.0, 2.5), (0.0, 70.0, 70.0, 70.0), 70.0, 8.0)
+    assert "chunk_missized" not in kinds(smooth)

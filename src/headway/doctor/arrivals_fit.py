@@ -20,6 +20,7 @@ _ALL_AT_ONCE = 0.4
 _QUEUED = 0.1
 _SAME_TIME = 0.1
 _LEAST_MOMENTS = 4
+_STRETCHED = 3
 _STANDING_COSTS = 0.5
 _LONG_WAIT = 0.25
 _WHOLE_SHARE = 0.9
@@ -144,6 +145,8 @@ def _from_moments(figures: Figures, moments: Sequence[Moment], lengths: Lengths,
     factor = _counted_factor(figures, moments, arrived)
     arrived = [arrived[0] + (value - arrived[0]) * factor for value in arrived]
     first, last = _representative(moments, arrived, most_requests)
+    if last - first + 1 < _LEAST_MOMENTS:
+        first, last = _representative(moments, arrived, _STRETCHED * most_requests)
     if last - first + 1 < _LEAST_MOMENTS:
         return None
     part = moments[first : last + 1]

@@ -28,7 +28,7 @@ _SCALE_RANGE, _HOST_RANGE_S = (math.log(0.2), math.log(5.0)), (-2e-3, 0.5)
 _NUM_TURNS = 12
 _QUEUE_KEYS: Mapping[str, float] = {"mean_ttft_ms": 100.0, "median_ttft_ms": 100.0, "mean_num_waiting": 1.0}
 """Figures of the queue, with what is added to both sides so that a queue of next to nothing matches another one."""
-_QUEUE_MATCHED, _RATE_RANGE, _NUM_RATES = math.log(1.2), 0.1, 4
+_QUEUE_MATCHED, _RATE_RANGE, _NUM_RATES = math.log(1.25), 0.1, 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ _TARGETS: Mapping[BottleneckKind, tuple[str, ...]] = {
     "cpu_launch_bound": ("mean_tpot_ms",),
 }
 """What a user feels of a bottleneck, and a fix should improve."""
+_WITHOUT_TARGETS = ("output_throughput", "mean_num_waiting")
+"""What stands in where the model does not predict what the fix is for: how much gets through, and how many wait."""
 _SIDE_EFFECTS = (
     "output_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "num_preemptions",
 )  # fmt: skip
@@ -107,9 +109,9 @@ def _reaches(item: Simulated, objective: Objective, gain: float, best: float) ->
 def _gain(item: Simulated, before: Summary, objective: Objective, shown: Sequence[str]) -> float:
     """The largest improvement of what the fix is for, as a logarithm of the ratio; negative where all get worse."""
     names = [key for key in _targets(item.fix, objective) if key in shown or key in objective.bounds]
-    changes = [change for key in names if (change := _change(key, before, item.summary)) is not None]
-    if not changes:
-        changes = [change for key in _SIDE_EFFECTS if (change := _change(key, before, item.summary)) is not None]
+    changes = [
+        change for key in names or _WITHOUT_TARGETS if (change := _change(key, before, item.summary)) is not None
+    ]
     return max(changes, default=0.0)
 
 
@@ -132,9 +134,13 @@ def _targets_of(kind: BottleneckKind, fix: Fix) -> tuple[str, ...]:
 
 
 def _change(key: str, before: Summary, after: Summary) -> float | None:
-    """How much better a metric gets, as a logarithm of the ratio."""
+    """How much better a metric gets, as a logarithm of the ratio. Of counts, which may be 0, one is added to both."""
     old, new = before.get(key), after.get(key)
-    if old is None or new is None or old <= 0 or new <= 0:
+    if old is None or new is None:
+        return None
+    if "_num_" in key:
+        old, new = old + 1.0, new + 1.0
+    if old <= 0 or new <= 0:
         return None
     change = math.log(new / old)
     return change if key.endswith(_MORE_IS_BETTER) else -change

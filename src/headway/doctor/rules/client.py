@@ -65,8 +65,9 @@ def _outside_time(case: Case) -> Ruling:
 
 def _slow_for_the_card(case: Case) -> Ruling:
     """Under 100 tokens/s on a card of the H100's class: look at the client before the engine."""
-    rate, card = case.figures.value("output_throughput"), case.settings.accelerator
-    load = case.figures.load
+    rate, card, load = case.figures.value("output_throughput"), case.settings.accelerator, case.figures.load
+    if not case.wants_throughput and not any("output_throughput" in run.measured for run in case.evidence.loads):
+        return NOTHING  # a server at light load makes few tokens because few are asked for
     if rate is None or rate <= 0 or rate >= limits.SLOW_TOKENS_PER_S or not is_fast_card(card, limits.FAST_CARD_GBPS):
         return NOTHING
     if load.mean_output_tokens is not None and load.mean_output_tokens <= limits.PURE_PREFILL_OUTPUT_TOKENS:

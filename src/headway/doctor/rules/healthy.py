@@ -12,8 +12,8 @@ def judge(case: Case) -> Ruling:
     """Said only where something was seen of the deployment at work, and no rule found anything."""
     figures = case.figures
     running, waiting = figures.mean("num_running"), figures.highest("num_waiting")
-    if running is not None and running < limits.IDLE_RUNNING and not waiting:
-        text = f"{amount(running)} requests run on average and none waits: the engine has nothing to do."
+    if running is not None and running < limits.IDLE_RUNNING and not waiting and _busy_share(case) <= limits.IDLE_SHARE:
+        text = f"{amount(running)} requests run on average and none waits: mostly the engine has nothing to do."
         refuted = ["Requests that run while clients complain."]
         return found("none_idle", "strong" if not figures.load.concurrency else "medium", [text], refuted)
     if not figures.has_run or (case.queue is not None and case.queue.is_lasting):
@@ -26,6 +26,19 @@ def judge(case: Case) -> Ruling:
         numbers |= {f"parallel_efficiency_c{count}": share for count, share in parallel_efficiency(runs).items()}
     refuted = ["A queue in half of the samples.", "Preemptions that grow.", "An objective that is missed."]
     return found("none", _confidence(case), texts, refuted, numbers)
+
+
+def _busy_share(case: Case) -> float:
+    """Share of the samples in which something runs or was counted."""
+    samples = [sample for series in case.figures.series for sample in series.samples]
+    busy = [
+        sample
+        for sample in samples
+        if (sample.num_running or 0) > 0
+        or (sample.generation_tokens_per_s or 0) > 0
+        or (sample.prompt_tokens_per_s or 0)
+    ]
+    return len(busy) / len(samples) if samples else 0.0
 
 
 def _confidence(case: Case) -> Confidence:

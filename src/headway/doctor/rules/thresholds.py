@@ -51,8 +51,9 @@ HOG_RUNNING = 2.0
 """At most so many running requests that own most of the pool while others wait."""
 HOG_USAGE = 0.5
 """A pool that is half taken by one or two requests cannot take another of their size."""
-FEW_RUNNING = 8
-"""With so few running requests fewer seats free nothing: the batch is small because requests are large."""
+FEW_RUNNING = 32
+"""With fewer running requests fewer seats gain little: the batch is small because requests are large, and each one less
+costs a noticeable part of the throughput."""
 
 # ---------------------------------------------------------------- standing still
 STALL_TOKENS_PER_S = 0.25
@@ -72,6 +73,9 @@ LEAK_USAGE = 0.01
 """KV usage with nothing running or waiting. Cached blocks count as free, so that an idle pool reads 0."""
 IDLE_RUNNING = 0.5
 """Mean running requests below which the engine mostly has nothing to do."""
+IDLE_SHARE = 0.25
+"""Share of samples in which anything runs or any token is counted, up to which an engine is idle rather than lightly
+loaded: short requests are gone before a scrape sees them."""
 
 # ---------------------------------------------------------------- prefill and chunks
 PURE_PREFILL_OUTPUT_TOKENS = 4.0

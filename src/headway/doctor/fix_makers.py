@@ -40,7 +40,9 @@ Maker = Callable[[Case, Bottleneck], Iterator[Fix]]
 
 def _seats(case: Case, found: Bottleneck) -> Iterator[Fix]:
     settings, kind = case.settings, found.kind
-    seats = settings.max_num_seqs or (case.queue.seats if case.queue is not None else None)
+    seen = case.queue.seats if case.queue is not None else None
+    seats = seen if seen is not None and case.queue is not None and case.queue.is_seats_inferred else None
+    seats = seats or settings.max_num_seqs or seen
     cap, demand = _kv_cap(found), _demand(case, found)
     if seats is not None and demand is not None and demand <= seats:
         yield from _cap_outside(case, found)
@@ -57,7 +59,7 @@ def _seats(case: Case, found: Bottleneck) -> Iterator[Fix]:
         if to > seats:
             yield change(
                 "max_num_seqs",
-                settings.max_num_seqs or seats,
+                seats,
                 to,
                 _seat_reason(case, found, seats, to),
                 kind,

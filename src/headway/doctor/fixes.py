@@ -73,7 +73,7 @@ class _Advice:
         )
 
     def _now(self, setting: str, default: Any) -> Any:
-        if setting in OUTSIDE_SETTINGS:
+        if setting in OUTSIDE_SETTINGS or (setting == "max_num_seqs" and self._are_seats_seen()):
             return default
         if setting in ("speculative_config", "speculative_model"):
             return default if self._case.evidence.effective is None else self._case.settings.speculation
@@ -81,6 +81,10 @@ class _Advice:
         if value is None and self._case.evidence.effective is not None:
             value = self._case.evidence.effective.value(setting)
         return default if value is None else value
+
+    def _are_seats_seen(self) -> bool:
+        """Running requests are pinned at a number that the default of max_num_seqs does not tell."""
+        return self._case.queue is not None and self._case.queue.is_seats_inferred
 
     def _in_engine_words(self, fix: Fix) -> Fix:
         if not self._case.settings.is_sglang or fix.setting not in SGLANG_NAMES:

@@ -15,6 +15,7 @@ from headway.doctor.sglang_flags import sglang_settings
 from headway.errors import ConfigError
 
 _DEFAULT_BLOCK_SIZE = 16
+_REPORTED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,19 @@ class InEffect:
     are_defaults_assumed: bool = False
     """No release is stated: values that nobody wrote are the reference release's."""
     written: frozenset[str] = frozenset()
+    reported: frozenset[str] = frozenset()
+    """Settings that the engine itself or its start-up log tells."""
 
     def is_sure_of(self, name: str) -> bool:
         """Whether a setting's value is more than the default of a release that nobody stated."""
         return getattr(self, name, None) is not None and (not self.are_defaults_assumed or name in self.written)
+
+    def is_default(self, name: str) -> bool:
+        """Whether a setting's value is a default: nobody wrote it and no engine reports it.
+
+        Defaults depend on the card and on how the engine is started: what is observed outranks them.
+        """
+        return getattr(self, name, None) is not None and name not in self.written | self.reported
 
     @property
     def is_sglang(self) -> bool:
@@ -111,6 +121,9 @@ def in_effect(evidence: Evidence) -> InEffect:
         written=frozenset(name for name, setting in effective.settings.items() if setting.is_written)
         if effective is not None
         else frozenset(),
+        reported=frozenset(
+            name for name in _REPORTED if any(getattr(source, name, None) is not None for source in (facts, startup))
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from math import ceil
 from headway.doctor.diagnosis import Confidence
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, found, percent
-from headway.doctor.rules.prefill import measured_prefill_tokens_per_s, offered_prefill_tokens_per_s
+from headway.doctor.rules.prefill import WAITED_TTFT_S, measured_prefill_tokens_per_s, offered_prefill_tokens_per_s
 
 _REPLICA_TARGET = 0.85
 """Load of a replica to plan for: Poisson arrivals above it queue for long even if the mean fits."""
@@ -83,9 +83,15 @@ def demand_of(case: Case) -> Demand | None:
     if lasting and queue is not None and served and (load.requests_per_s or queue.is_growing):
         offered = load.requests_per_s or served + growth
         return Demand(offered, served, "completed while requests waited")
-    if load.requests_per_s and served and not case.figures.series and load.concurrency is None:
+    if load.requests_per_s and served and not case.figures.series and load.concurrency is None and _may_wait(case):
         return Demand(load.requests_per_s, served, "completed in the benchmark")
     return None
+
+
+def _may_wait(case: Case) -> bool:
+    """Whether first tokens came so late that requests may have queued; a benchmark's tail alone lowers its rate."""
+    slowest = case.figures.value("p99_ttft_ms", "p95_ttft_ms", "p90_ttft_ms", "mean_ttft_ms")
+    return slowest is None or slowest >= 1e3 * WAITED_TTFT_S
 
 
 def best_gain(case: Case) -> float | None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from math import ceil
 
 from headway.doctor.diagnosis import Confidence, Missing
-from headway.doctor.figures import Series
+from headway.doctor.figures import Series, expected_kv_usage, main_load
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent, span
 from headway.doctor.rules.missing import PROMPT_THROUGHPUT, RUNNING
 
+WAITED_TTFT_S = 1.0
+"""A first token that comes earlier did not wait long enough to speak of a queue."""
+_PROMPTS_RULE = 8.0
+"""Prompt tokens for each output token from which a request's compute is its prompt's, decodes in batches or not."""
+_BUSY_SHARE = 0.5
+"""Of what is possible, or of a request's time, from which prefill is what the device is busy with."""
+_LONG_ENOUGH = 1024
+"""Prompt tokens from which the time to first token of a single request is its prefill's."""
+_FIRST_TOKEN = ("median_ttft_ms", "p50_ttft_ms", "mean_ttft_ms")
 _REFUTED = [
     "Running at max_num_seqs or KV usage at 90 % while requests wait: then those are the gate.",
     "A queue that stays as deep when the same requests come with prompts half as long.",
@@ -97,6 +106,9 @@ def judge(case: Case) -> Ruling:
         )
         text += f", against {amount(capacity[0])} ({capacity[1]})." if capacity is not None else "."
         texts.append(text)
+    late = _late_first_tokens(case) if queue is None else NOTHING
+    if late.bottleneck is not None:
+        return late
     if not texts:
         return _slow_first_token(case)
     blocked = queue is not None and queue.is_lasting and queue.gate in ("seats", "kv", "both", "standstill", "other")
@@ -112,18 +124,72 @@ _MUCH, _LITTLE = frozenset(("many", "high", "growing")), frozenset(("few", "low"
 
 
 def _is_said(case: Case) -> bool:
-    """Somebody says in words that many wait although few run and the KV cache is nearly empty."""
-    stated = case.evidence.stated
+    """Somebody says in words that many wait although few run and the KV cache has room."""
+    stated, kv = case.evidence.stated, case.figures.highest("kv_usage")
+    seats, running = case.settings.max_num_seqs, case.figures.highest("num_running")
+    if seats is not None and running is not None and running >= limits.SEATS_FREE * seats:
+        return False
     return (
         stated.get("num_waiting") in _MUCH
-        and stated.get("kv_usage") in _LITTLE
+        and (stated.get("kv_usage") in _LITTLE if kv is None else kv < limits.KV_ROOM)
         and stated.get("num_running") in _LITTLE | {None}
     )
 
 
 def _from_words(case: Case) -> Ruling:
-    text = "Many requests are said to wait while KV usage is low and few run: neither blocks nor seats hold them back."
-    return found("prefill_compute_bound", "medium", [text], _REFUTED, {}, (), (PROMPT_THROUGHPUT, RUNNING))
+    texts = ["Requests are said to wait while KV usage is low and few run: neither blocks nor seats hold them back."]
+    figures: dict[str, float | str | bool] = {}
+    if (offered := offered_prefill_tokens_per_s(case)) is not None:
+        figures["offered_prefill_tps"] = offered
+        texts.append(f"Offered are {amount(offered)} prompt tokens/s.")
+    return found("prefill_compute_bound", "medium", texts, _REFUTED, figures, (), (PROMPT_THROUGHPUT, RUNNING))
+
+
+def _late_first_tokens(case: Case) -> Ruling:
+    """A closed loop of prompts with few output tokens, whose requests pass most of their time before the first token.
+
+    Without gauges of the engine; blocks and seats that are known to hold all clients are no gate.
+    """
+    load, figures = case.figures.load, case.figures
+    prompt, output, clients = load.mean_computed_prompt_tokens, load.mean_output_tokens, load.concurrency
+    ttft = figures.value("mean_ttft_ms", "p50_ttft_ms", "median_ttft_ms")
+    if figures.highest("num_running") is not None or not prompt or output is None or ttft is None:
+        return NOTHING
+    if not clients or clients < 2 or ttft < 1e3 * WAITED_TTFT_S or prompt < _PROMPTS_RULE * output:
+        return NOTHING
+    seats, expected = case.settings.max_num_seqs, expected_kv_usage(figures)
+    if (seats is not None and clients > seats) or (expected is not None and expected > limits.KV_TIGHT):
+        return NOTHING
+    rate, share = load.completed_per_s or clients / (ttft / 1e3 + _decode_s(case, output)), _ttft_share(case, ttft)
+    capacity = _capacity(case)
+    computed = rate * prompt
+    if capacity is not None and computed < _BUSY_SHARE * capacity[0]:
+        return NOTHING
+    if capacity is None and share < _BUSY_SHARE:
+        return NOTHING
+    texts = [
+        f"{clients} clients wait {span(ttft / 1e3)} for a first token, {percent(min(1.0, share))} of a request's time, "
+        f"and {percent(prompt / (prompt + output))} of all tokens are prompt tokens.",
+        f"{amount(computed)} prompt tokens/s are computed"
+        + (f", of {amount(capacity[0])} that are possible ({capacity[1]})." if capacity is not None else "."),
+    ]
+    numbers: dict[str, float | str | bool] = {"prefill_tokens_per_s": computed, "loop": "closed"}
+    return found("prefill_compute_bound", "medium", texts, _REFUTED, numbers, (), (RUNNING, PROMPT_THROUGHPUT))
+
+
+def _decode_s(case: Case, output: float) -> float:
+    gap = case.figures.value("mean_tpot_ms", "mean_itl_ms", "p50_tpot_ms", "median_itl_ms", "p50_itl_ms") or 0.0
+    return max(0.0, output - 1) * gap / 1e3
+
+
+def _ttft_share(case: Case, ttft_ms: float) -> float:
+    """Part of a request's time that passes before its first token, from Little's law or from its other tokens' gaps."""
+    load, total = case.figures.load, case.figures.value("mean_e2el_ms", "p50_e2el_ms", "median_e2el_ms")
+    if total is None and load.completed_per_s and load.concurrency:
+        total = 1e3 * load.concurrency / load.completed_per_s
+    if total is None:
+        total = ttft_ms + 1e3 * _decode_s(case, load.mean_output_tokens or 0.0)
+    return ttft_ms / max(total, 1e-9)
 
 
 def _confidence(case: Case, waits: bool, pure: bool, exceeds: bool) -> Confidence:
@@ -147,8 +213,23 @@ def _capacity(case: Case) -> tuple[float, str] | None:
     measured = measured_prefill_tokens_per_s(case)
     if measured is not None and queue is not None and queue.is_lasting and queue.gate == "prefill":
         return measured, "measured while requests waited"
+    if (alone := _single_stream(case)) is not None:
+        return alone, "measured with a single stream"
     if case.physics is not None and budget is not None:
         return case.physics.prefill_tokens_per_s(min(budget, 1 << 16)), "by physics"
+    return None
+
+
+def _single_stream(case: Case) -> float | None:
+    """Prompt tokens a second that one request of the same lengths gets by itself, where that was measured."""
+    main = main_load(case.evidence)
+    for load in case.evidence.loads:
+        ttft = next((load.measured[key] for key in _FIRST_TOKEN if load.measured.get(key)), None)
+        if load is main or load.concurrency != 1 or main is None or not ttft or not load.mean_prompt_tokens:
+            continue
+        if load.mean_prompt_tokens == main.mean_prompt_tokens and load.settings == main.settings:
+            if load.mean_prompt_tokens >= _LONG_ENOUGH and not case.figures.load.prefix_hit_rate:
+                return 1e3 * load.mean_prompt_tokens / ttft
     return None
 
 

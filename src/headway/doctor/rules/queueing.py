@@ -70,7 +70,7 @@ def _queue_of(figures: Figures, series: Series) -> Queue | None:
         growth_per_s=trend.per_s if trend is not None else None,
         wait_s=wait_s,
         is_lasting=_lasts(len(stretch.samples), share, depth, running, wait_s),
-        gate=_gate(figures, stretch, seats),
+        gate=_gate(figures, stretch, seats, is_inferred=inferred),
         seats=seats,
         is_seats_inferred=inferred,
     )
@@ -87,15 +87,18 @@ def _lasts(num_samples: int, share: float, depth: float, running: float, wait_s:
 
 
 def _seats(figures: Figures, stretch: Series) -> tuple[int | None, bool]:
-    """max_num_seqs, or where it is not known the number that the running requests are pinned at."""
-    known = figures.settings.max_num_seqs
-    if known is not None and figures.settings.is_sure_of("max_num_seqs"):
+    """max_num_seqs, or where it is not known the number that the running requests are pinned at.
+
+    A default is known less well than a number written: running requests at a round number below it refute it.
+    """
+    known, settings = figures.settings.max_num_seqs, figures.settings
+    if known is not None and not settings.is_default("max_num_seqs"):
         return known, False
     highest, lowest = stretch.highest("num_running"), stretch.lowest("num_running")
-    if highest is None or lowest is None or highest <= limits.HOG_RUNNING:
+    if highest is None or lowest is None or highest <= limits.HOG_RUNNING or (known is not None and highest == known):
         return known, False
     is_pinned = highest - lowest <= limits.PINNED_SPREAD * highest
-    if len(stretch.samples) < limits.QUEUE_LEAST_SAMPLES:
+    if len(stretch.samples) < limits.QUEUE_LEAST_SAMPLES or settings.is_sure_of("max_num_seqs"):
         is_pinned = is_pinned and highest >= limits.LEAST_ROUND_SEATS and _is_round(highest)
     return (int(highest), True) if is_pinned else (known, False)
 
@@ -113,7 +116,8 @@ def next_request_share(figures: Figures) -> float:
     return min(1.0, prompt / pool) if pool and prompt else 0.0
 
 
-def _gate(figures: Figures, stretch: Series, seats: int | None) -> Gate:
+def _gate(figures: Figures, stretch: Series, seats: int | None, *, is_inferred: bool) -> Gate:
+    """What holds requests back. Blocks that are full explain a steady number of running requests: no need of seats."""
     generation, prompt = stretch.mean("generation_tokens_per_s"), stretch.mean("prompt_tokens_per_s")
     running = stretch.values("num_running")
     kv_middle = stretch.middle("kv_usage")
@@ -127,7 +131,7 @@ def _gate(figures: Figures, stretch: Series, seats: int | None) -> Gate:
     if _moves_nothing(generation, prompt, stretch.mean("num_running") or 0.0):
         return "standstill"
     if full_seats and full_kv:
-        return "both"
+        return "kv" if is_inferred else "both"
     if full_seats:
         return "seats"
     if full_kv:

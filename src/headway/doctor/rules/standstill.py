@@ -31,8 +31,8 @@ def judge_impossible(case: Case) -> Ruling:
         "Running above 0 or any token within the next minutes.",
     ]
     if stuck is None:
-        if not exceeds or not case.figures.has_run:
-            return NOTHING
+        if not exceeds or not case.figures.has_run or case.settings.kv_source == "planned":
+            return NOTHING  # vLLM starts only if one request fits: an engine that runs refutes the estimate
         texts.append("No sample shows it happening: the first such request will block all behind it.")
         return found("impossible_request_at_queue_head", "weak", texts, refuted, figures)
     waiting = stuck.last("num_waiting") or 0

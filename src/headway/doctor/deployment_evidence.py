@@ -46,6 +46,7 @@ class Subject:
 @dataclass(slots=True)
 class _Reading:
     facts: EngineFacts
+    logged: str = ""
     notes: list[str] = field(default_factory=list)
     words: str | None = None
 
@@ -69,8 +70,8 @@ def read_subject(
     Raises:
         InputError: a file that does not exist or is binary.
     """
-    reading = _Reading(facts or EngineFacts())
-    invocations = _invocations(reading, deployment, logged, model)
+    reading = _Reading(facts or EngineFacts(), logged)
+    invocations = _invocations(reading, deployment, model)
     if not invocations and (model or engine_version or gpu):
         invocations = read_deployment(f"vllm serve {shlex.quote(model or 'model')}")
     effective = None
@@ -81,14 +82,9 @@ def read_subject(
     return Subject(effective, tuple(reading.notes), reading.words)
 
 
-def _invocations(reading: _Reading, deployment: Path | str | None, logged: str, model: str | None) -> list[Invocation]:
+def _invocations(reading: _Reading, deployment: Path | str | None, model: str | None) -> list[Invocation]:
     if deployment is None:
-        found = []
-        if logged:
-            with contextlib.suppress(HeadwayError), warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)
-                found = read_deployment(logged, "engine.log")[-1:]
-        return found
+        return _logged(reading)
     path = _as_file(deployment)
     if path is None:
         reading.words = str(deployment)
@@ -99,6 +95,16 @@ def _invocations(reading: _Reading, deployment: Path | str | None, logged: str, 
     except HeadwayError as error:
         reading.notes.append(f"The deployment {path.name} is not used: {error}")
         return []
+
+
+def _logged(reading: _Reading) -> list[Invocation]:
+    """The last start whose arguments the log shows; an empty list if it shows none."""
+    if not reading.logged:
+        return []
+    with contextlib.suppress(HeadwayError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return read_deployment(reading.logged, "engine.log")[-1:]
+    return []
 
 
 def _as_file(deployment: Path | str) -> Path | None:
@@ -195,26 +201,26 @@ def _version(reading: _Reading, given: str | None) -> str | None:
 
 def _observe(effective: Effective, reading: _Reading) -> None:
     """What the running engine tells outranks what its flags should have made of it."""
+    seen: dict[str, tuple[Any, str]] = {}
+    for invocation in _logged(reading):
+        for name, item in invocation.settings.items():
+            setting = effective.settings.get(name)
+            if setting is not None and setting.is_written and isinstance(item.value, bool | int | float):
+                seen[name] = (item.value, "its log")
     for name in _SEEN:
-        seen: Any = getattr(reading.facts, name)
+        value = getattr(reading.facts, name)
+        if value is not None and value != "auto":
+            seen[name] = (value, "the running engine")
+    for name, (value, where) in seen.items():
         setting = effective.settings.get(name)
-        if seen is None or seen == "auto" or (setting is not None and setting.value == seen):
+        if setting is not None and setting.value == value:
             continue
         if setting is not None and setting.is_written:
-            reading.notes.append(
-                f"The deployment says {name} {setting.value}, the running engine {seen}; the engine's value is used."
-            )
-        written = setting.written if setting is not None else None
-        effective.settings[name] = Setting(
-            name,
-            seen,
-            written,
-            "observed",
-            "the running engine says so",
-            setting.line if setting is not None else 0,
-            setting is not None and setting.is_written,
-        )
-        effective.facts.values[name] = seen
+            reading.notes.append(f"The deployment says {name} {setting.value}, {where} {value}; the latter is used.")
+        is_written = setting is not None and setting.is_written
+        written, line = (setting.written, setting.line) if setting is not None else (None, 0)
+        effective.settings[name] = Setting(name, value, written, "observed", f"{where} says so", line, is_written)
+        effective.facts.values[name] = value
 
 
 def plan_of(effective: Effective | None, facts: EngineFacts) -> tuple[Plan | None, list[str]]:

@@ -26,6 +26,7 @@ _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 _APART = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?)\s+(?:apart|later)\b", re.IGNORECASE)
 _AT = re.compile(r"\bt\s*=\s*\+?(\d+(?:\.\d+)?)\s*s?\b|\bat\s+\+?(\d+(?:\.\d+)?)\s*s\b", re.IGNORECASE)
 _EPOCH = re.compile(r"(?<!\d)(1\d{9}(?:\.\d+)?)(?!\d)")
+_HEADER = re.compile(r"HTTP/\d|date:", re.IGNORECASE)
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?")
 
 
@@ -83,26 +84,27 @@ class ExpositionReader:
 
     def read_text(self, lines: Iterable[str]) -> Iterator[Scrape]:
         """Scrapes of a text, as they are complete; those with time stamps come last, in order of time."""
-        current = Scrape()
+        clock = _CommentClock()
+        current = clock.begin()
         seen: set[Series | str] = set()
         timed: dict[float, Scrape] = {}
-        clock = _CommentClock()
         num_timed = 0
-        before = ""
+        last = ""
         for number, raw in enumerate(lines, start=1):
             line = raw.strip()
-            before = raw if line else before
             if not line:
                 continue
-            if line.startswith("#") or re.match(r"(?:HTTP/\d|date:)", line, re.IGNORECASE):
+            last = raw
+            if line.startswith("#") or _HEADER.match(line):
                 family = _family(line)
                 if line == "# EOF" or (family is not None and family in seen):
                     if current.values:
-                        yield clock.stamp(current)
-                    current, seen = Scrape(), set()
+                        yield current
+                        current = clock.begin()
+                    seen = set()
                 if family is not None:
                     seen.add(family)
-                clock.read(line, bool(current.values))
+                clock.read(line, current)
                 continue
             found = self._sample(line, number)
             if found is None:
@@ -115,13 +117,13 @@ class ExpositionReader:
                     timed.setdefault(float(round(at_s)), Scrape(at_s=at_s)).values.append((series, value))
                 continue
             if series in seen:
-                yield clock.stamp(current)
-                current, seen = Scrape(), set()
+                yield current
+                current, seen = clock.begin(), set()
             seen.add(series)
             current.values.append((series, value))
-        self._drop_cut_value(current, before)
+        self._drop_cut_value(current, last)
         if current.values:
-            yield clock.stamp(current)
+            yield current
         if num_timed > MAX_TIMED:
             self._extra.append(f"{self._source}: only the first {MAX_TIMED:,} of {num_timed:,} samples are used.")
         for key in sorted(timed):
@@ -227,26 +229,30 @@ class _CommentClock:
     def __init__(self) -> None:
         self._next: float | None = None
         self._interval: float | None = None
-        self._last: float | None = None
+        self._last: Scrape | None = None
 
-    def read(self, line: str, is_within: bool) -> None:
-        """Use a comment or header; one within a scrape belongs to the next."""
+    def read(self, line: str, current: Scrape) -> None:
+        """Use a comment or header: it is of the current scrape if nothing of that was read yet, else of the next."""
         if line.startswith(("# HELP", "# TYPE", "# UNIT")):
             return
         if match := _APART.search(line):
             self._interval = float(match[1]) * (60.0 if match[2].lower().startswith("m") else 1.0)
+            if not current.values and current.at_s is None:
+                current.at_s = 0.0
         at_s = _comment_time(line)
-        if at_s is not None:
+        if at_s is not None and current.values:
             self._next = at_s
+        elif at_s is not None:
+            current.at_s = at_s
 
-    def stamp(self, scrape: Scrape) -> Scrape:
-        """Give a scrape its time, if one is known."""
-        if self._next is not None:
-            scrape.at_s, self._next = self._next, None
-        elif self._interval is not None:
-            scrape.at_s = 0.0 if self._last is None else self._last + self._interval
-        self._last = scrape.at_s
-        return scrape
+    def begin(self) -> Scrape:
+        """A new scrape, with its time if one is known already."""
+        at_s, self._next = self._next, None
+        before = self._last.at_s if self._last is not None else None
+        if at_s is None and self._interval is not None and before is not None:
+            at_s = before + self._interval
+        self._last = Scrape(at_s=at_s)
+        return self._last
 
 
 def _comment_time(line: str) -> float | None:

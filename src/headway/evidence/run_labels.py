@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from headway.evidence.figure_names import percentile_label
-from headway.evidence.run_rows import Run
+from headway.evidence.run_rows import Run, is_setting
 
 _NUMBERED = re.compile(r"([a-zA-Z]+)[ _=-]?(\d+(?:\.\d+)?)")
 _CONCURRENCY = frozenset(("c", "p", "n", "conc", "concurrency", "users", "parallel", "bs", "clients", "streams", "x"))
@@ -17,6 +17,7 @@ _FEATURES: dict[str, tuple[str, object]] = {
     "eager": ("enforce_eager", True),
     "graph": ("enforce_eager", False),
     "graphs": ("enforce_eager", False),
+    "cudagraphs": ("enforce_eager", False),
     "cudagraph": ("enforce_eager", False),
     "mtp": ("speculative_config", "mtp"),
     "eagle": ("speculative_config", "eagle"),
@@ -32,10 +33,24 @@ _FEATURES: dict[str, tuple[str, object]] = {
     "apc": ("enable_prefix_caching", True),
     "prefix": ("enable_prefix_caching", True),
 }
+_SPECULATES = frozenset(("spec", "speculation", "speculative"))
+"""They say less than the method's name beside them."""
+_SWITCHES = {"with": True, "on": True, "enabled": True, "true": True,
+             "without": False, "off": False, "disabled": False, "false": False}  # fmt: skip
 _ABSENT: dict[str, object] = {"speculative_config": None, "enable_chunked_prefill": False,
                               "enable_prefix_caching": False, "enforce_eager": False}  # fmt: skip
 """What a label without the feature means, where labels beside it name it."""
-_PLAIN = frozenset(("base", "baseline", "default", "none", "off", "plain"))
+_PLAIN = frozenset(("base", "baseline", "default", "none", "off", "plain", "normal", "vanilla", "original", "standard"))
+_NOT = frozenset(("no", "without", "wo", "w/o", "non", "not", "disable", "disabled", "minus"))
+_FILLERS = frozenset((
+    "with", "w", "and", "enable", "enabled", "use", "using", "on", "enforce", "mode", "cuda", "decode", "decoding",
+    "prefill", "draft", "caching", "cache", "model",
+))  # fmt: skip
+_SIZE = re.compile(r"(?:k|n|x|len|tokens?)?[=:]?\d+")
+"""How many draft tokens, beside a feature's name."""
+_PARALLEL = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size"}
+_SIZED = re.compile(r"(?:--)?([a-zA-Z][a-zA-Z_ -]*?)[_ =:-]*(\d+(?:\.\d+)?)")
+"""A setting and its value, such as `max_num_seqs_32` or `tp2`."""
 
 
 def are_percentiles(labels: Iterable[str]) -> bool:
@@ -58,8 +73,7 @@ def _is_run(label: str) -> bool:
     match = _NUMBERED.fullmatch(label)
     if match is not None and match[1].lower() in _CONCURRENCY | _PROMPT | _OUTPUT | _RATE:
         return True
-    words = _words(label)
-    return bool(words) and all(word in _FEATURES or word in _PLAIN for word in words)
+    return _setting_of(label) is not None or _features_of(label) is not None
 
 
 def run_of_label(label: str, beside: Sequence[str], *, has_rate: bool, speculates: bool = False) -> Run:
@@ -89,8 +103,10 @@ def run_of_label(label: str, beside: Sequence[str], *, has_rate: bool, speculate
             else "requests_per_s"
         )
         setattr(run, field, value)
-    elif speculates and label.lower() in ("with", "without", "on", "off"):
-        run.settings["speculative_config"] = "on" if label.lower() in ("with", "on") else None
+    elif speculates and label.lower() in _SWITCHES:
+        run.settings["speculative_config"] = "on" if _SWITCHES[label.lower()] else None
+    elif (sized := _setting_of(label)) is not None:
+        run.settings[sized[0]] = sized[1]
     else:
         run.settings.update(_features(label, beside))
     return run
@@ -98,13 +114,50 @@ def run_of_label(label: str, beside: Sequence[str], *, has_rate: bool, speculate
 
 def _features(label: str, beside: Sequence[str]) -> dict[str, object]:
     """Settings that a label names, and those that only its neighbours name."""
-    words = _words(label)
-    if not words or any(word not in _FEATURES and word not in _PLAIN for word in words):
+    settings = _features_of(label)
+    if settings is None:
         return {"variant": label}
-    settings = dict(_FEATURES[word] for word in words if word in _FEATURES)
-    named = {_FEATURES[word][0] for other in beside for word in _words(other) if word in _FEATURES}
+    named = {name for other in beside for name in (_features_of(other) or {})}
     return settings | {name: _ABSENT[name] for name in sorted(named - set(settings))}
 
 
+def _features_of(label: str) -> dict[str, object] | None:
+    """Settings by the features that a label names, or denies; None where it has words of another kind."""
+    settings: dict[str, object] = {}
+    is_denied = False
+    last: str | None = None
+    words = _words(label)
+    for word in words:
+        if word in _FEATURES:
+            name, value = _FEATURES[word]
+            if is_denied:
+                value = not value if isinstance(value, bool) else _ABSENT[name]
+            if name not in settings or word not in _SPECULATES:
+                settings[name] = value
+            last, is_denied = name, False
+        elif word in _NOT:
+            is_denied = True
+        elif word == "off" and last is not None:
+            settings[last] = _ABSENT[last]
+        elif word not in _PLAIN | _FILLERS and not (last is not None and _SIZE.fullmatch(word)):
+            return None
+    has_meaning = bool(settings) or any(word in _PLAIN for word in words)
+    return settings if has_meaning and not is_denied else None
+
+
+def _setting_of(label: str) -> tuple[str, float] | None:
+    """A scheduler's setting that a label gives a value."""
+    match = _SIZED.fullmatch(label.strip())
+    if match is None:
+        return None
+    name = re.sub(r"[ -]+", "_", match[1].strip().lower())
+    value = float(match[2]) if "." in match[2] else int(match[2])
+    if name in _PARALLEL:
+        return _PARALLEL[name], value
+    return (name, value) if "_" in name and is_setting(name) else None
+
+
 def _words(label: str) -> list[str]:
-    return [word for word in re.split(r"[+_\s,/&-]+", label.lower()) if word]
+    text = re.sub(r"(?<![a-z])w/o(?![a-z])", "without ", label.lower())
+    text = re.sub(r"\b(mtp|eagle|ngram|medusa)[-_ ]?(\d+)\b", r"\1 \2", re.sub(r"n-gram", "ngram", text))
+    return [word for word in re.split(r"[+_\s,/&()\[\]-]+", text.replace("eagle 3", "eagle3")) if word]

@@ -219,7 +219,7 @@ class MetricsFold:
                 f"{self.source}: scrape {self._num_scrapes + 1} is cut short; its counters are not used."
             )
             values = {key: value for key, value in values.items() if key[0] == "gauge"}
-            counters = state.last_counters
+            counters = {}
         state.most_values = max(state.most_values, len(values))
         has_reset = grow(state.growth, values, is_first=state.seen == 0)
         if has_reset:
@@ -235,7 +235,8 @@ class MetricsFold:
                 del state.samples[1::2]
                 state.stride *= 2
         state.seen += 1
-        state.last_at_s, state.last_counters = at_s, counters
+        if counters or not state.last_counters:
+            state.last_at_s, state.last_counters = at_s, counters
 
     def _gauges(self, values: Mapping[Key, float]) -> dict[str, float]:
         best: dict[str, tuple[int, float]] = {}
@@ -284,21 +285,27 @@ class MetricsFold:
         """Everything, engines named by what tells them apart."""
         names = short_names(self._engines)
         self._settle_times()
-        duration = self._last_at_s if self._num_scrapes > 1 and not self._num_untimed else None
-        is_since_start = self._num_scrapes < 2
+        is_timed = self._num_scrapes > 1 and not self._num_untimed
+        duration = self._last_at_s if is_timed else None
         by_engine: dict[str, EngineTotals] = {}
         for engine, state in self._engines.items():
-            totals, notes = add_up([state.growth], duration, is_since_start)
+            totals, notes = add_up([state.growth], duration if state.seen > 1 else None, state.seen < 2)
             by_engine[names[engine]] = totals
             self._notes += [f"{self.source}: {note}" for note in notes]
-        growths = [state.growth for state in self._engines.values()]
-        together, notes = add_up(growths, duration, is_since_start)
-        if len(growths) > 1:
+        states = [state for state in self._engines.values() if state.seen > 1] or list(self._engines.values())
+        if len(states) < len(self._engines):
+            count = len(self._engines) - len(states)
+            self._notes.append(f"{self.source}: {count} engines are in one scrape only, and not in the totals.")
+        is_since_start = all(state.seen < 2 for state in states)
+        together, notes = add_up(
+            [state.growth for state in states], None if is_since_start else duration, is_since_start
+        )
+        if len(states) > 1:
             self._notes += [f"{self.source}: {note}" for note in notes]
         self._notes += [f"{self.source}: {count} {what}." for what, count in self._odd.items()]
         return Metrics(
             samples=tuple(self._samples(names)),
-            totals=together if growths else None,
+            totals=together if states else None,
             by_engine=by_engine,
             facts=facts_of(
                 {engine: (state.kind, state.infos, state.gauges) for engine, state in self._engines.items()},

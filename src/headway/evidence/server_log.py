@@ -28,7 +28,7 @@ _MARKERS = (
     b"throughput: ", b" batch", b"cceptance", b"reempt", b"etract", b"emory", b"illed", b"ERROR", b"CRITICAL", b"FATAL",
     b"Error", b" died", b"JIT", b"xception", b"LoRA", b"rate: GPU", b"ersion ", b"nitializing a", b"Started server",
     b"args", b"weights", b"loading took", b"blocks: ", b"KV cache s", b"KV Cache", b"KV cache (", b"oncurrency",
-    b"num_tokens", b"model len", b"Graph capturing", b"block size", b"mem_fraction", b"cache_config",
+    b"num_tokens", b"model len", b"Graph capturing", b"block size", b"mem_fraction", b"batched_tokens", b"cache_config",
 )  # fmt: skip
 """A line without one of these tells nothing about an engine. Short and few: each is searched for in all of the log."""
 _START_UP = re.compile(

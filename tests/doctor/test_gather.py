@@ -174,3 +174,27 @@ def test_nothing_but_a_missing_or_binary_file_stops_it(tmp_path: Path, patch: by
             assert "Cannot read" in str(error) or "not text" in str(error), error
         else:
             assert isinstance(evidence, Evidence)
+
+
+def test_alternatives_of_a_flag_name_what_the_runs_vary() -> None:
+    stated = '{"rate": 16, "itl_ms": {"16": 8.2, "32": 9.4}}'
+    evidence = gather("--max-num-seqs 16|32 --max-model-len 4096", observed=[stated])
+    assert [run.settings for run in evidence.loads] == [{"max_num_seqs": 16}, {"max_num_seqs": 32}]
+    unnamed = gather("--max-model-len 4096", observed=[stated])
+    assert [run.settings for run in unnamed.loads] == [{"variant": 16}, {"variant": 32}]
+
+
+def test_changes_in_the_flags_name_what_is_before_and_after() -> None:
+    evidence = gather(
+        "--gpu-memory-utilization 0.80 -> 0.85 --max-num-seqs 16 (new)",
+        observed=['{"before": {"c1_tg": 44.6}, "after": {"c1_tg": 44.0}}'],
+    )
+    assert [run.settings for run in evidence.loads] == [
+        {"gpu_memory_utilization": 0.8, "max_num_seqs": None},
+        {"gpu_memory_utilization": 0.85, "max_num_seqs": 16},
+    ]
+
+
+def test_an_image_alone_tells_the_version() -> None:
+    evidence = gather("vllm/vllm-openai:v0.10.2")
+    assert evidence.effective is not None and evidence.effective.version == (0, 10, 2)

@@ -31,6 +31,8 @@ _REMARK = re.compile(r"\s\([^(){}$'\"]{1,200}\)(?=\s|$)")
 """What people write beside a flag, such as `(default)`."""
 _CHANGE = re.compile(r"(?<=\s)\S+ (?:->|→|=>) (\S+)")
 """`0.80 -> 0.85`: what is there now is the second."""
+_IMAGE = re.compile(r"[\w.-]+(?:/[\w.-]+)*:v?\d+\.\d+[\w.-]*")
+"""The name of a container image with a release for its tag."""
 _CATALOGUE_NAME = re.compile(r"\w[\w.-]{0,99}(/[\w.-]{1,100})?")
 
 
@@ -111,7 +113,7 @@ def _as_file(deployment: Path | str) -> Path | None:
     """A path, unless it is words: those hold blanks or begin with a dash."""
     if isinstance(deployment, Path):
         return deployment
-    is_words = "--" in deployment or "\n" in deployment or len(deployment.split()) > 1
+    is_words = "--" in deployment or len(deployment.split()) > 1 or bool(_IMAGE.fullmatch(deployment.strip()))
     with contextlib.suppress(OSError, ValueError):
         if Path(deployment).is_file():
             return Path(deployment)
@@ -122,6 +124,8 @@ def _from_words(reading: _Reading, words: str, model: str | None) -> list[Invoca
     """Flags with the command before them, or without."""
     plain = _CHANGE.sub(r"\1", _REMARK.sub(" ", " ".join(words.split())))
     attempts = [words, f"vllm serve {shlex.quote(model or 'model')} {plain}"]
+    if _IMAGE.fullmatch(words.strip()):
+        attempts = [f"docker run {words.strip()} --model {shlex.quote(model or 'model')}"]
     for text in attempts if "--" in words or "vllm" in words else attempts[:1]:
         try:
             return read_deployment(text)

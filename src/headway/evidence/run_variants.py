@@ -1,0 +1,64 @@
+"""Which settings runs differ in, from a command that writes alternatives: `--max-num-seqs 16|32`, `0.8 -> 0.85`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from headway.evidence.load import LoadResult
+from headway.evidence.run_rows import scalar
+
+_VALUE = r"[\w.]+"
+_ALTERNATIVES = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE}(?:\s?\|\s?{_VALUE})+)")
+_CHANGE = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE})\s*(?:->|→|=>)\s*({_VALUE})")
+_NEW = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE})\s*\((?:new|added)\)")
+_BEFORE = frozenset(("before", "old", "baseline", "base"))
+_AFTER = frozenset(("after", "new"))
+
+
+def with_named_variants(loads: Iterable[LoadResult], words: str) -> list[LoadResult]:
+    """Runs whose variant is one of a flag's alternatives, or before or after a change, get the flag as setting.
+
+    A variant that several flags could mean, or none, stays a variant.
+    """
+    runs = list(loads)
+    text = words[:20_000]
+    variants = {str(run.settings["variant"]) for run in runs if "variant" in run.settings}
+    named = _alternatives(text, variants) | _changes(text)
+    return [_renamed(run, named) for run in runs]
+
+
+def _renamed(run: LoadResult, named: Mapping[str, Mapping[str, object]]) -> LoadResult:
+    settings = named.get(str(run.settings.get("variant")))
+    if settings is None:
+        return run
+    others = {name: value for name, value in run.settings.items() if name != "variant"}
+    return replace(run, settings={**others, **settings})
+
+
+def _alternatives(text: str, variants: set[str]) -> dict[str, Mapping[str, object]]:
+    found: dict[str, dict[str, object]] = {}
+    flags = [
+        (flag.replace("-", "_"), [value.strip() for value in values.split("|")])
+        for flag, values in _ALTERNATIVES.findall(text)
+    ]
+    fitting = [(flag, values) for flag, values in flags if variants and variants <= set(values)]
+    if len(fitting) == 1:
+        flag, values = fitting[0]
+        found = {value: {flag: scalar(value)} for value in values}
+    return dict(found)
+
+
+def _changes(text: str) -> dict[str, Mapping[str, object]]:
+    """Settings before and after, of all changes together."""
+    before: dict[str, object] = {}
+    after: dict[str, object] = {}
+    for flag, old, new in _CHANGE.findall(text):
+        before[flag.replace("-", "_")], after[flag.replace("-", "_")] = scalar(old), scalar(new)
+    for flag, new in _NEW.findall(text):
+        before[flag.replace("-", "_")], after[flag.replace("-", "_")] = None, scalar(new)
+    if not after:
+        return {}
+    named: dict[str, Mapping[str, object]] = dict.fromkeys(_BEFORE, before)
+    return named | dict.fromkeys(_AFTER, after)

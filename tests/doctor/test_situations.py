@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from headway.doctor.evidence import Evidence
+from headway.doctor.fixes import candidates
+from headway.doctor.gather import gather
 from headway.doctor.rules import find_bottlenecks
 from headway.evidence.engine import EngineFacts
 from headway.evidence.load import LoadResult
@@ -44,8 +48,6 @@ def test_a_benchmark_with_fast_first_tokens_is_not_overloaded() -> None:
 
 
 def test_an_engine_that_runs_refutes_an_estimate_by_which_it_could_not_start() -> None:
-    from headway.doctor.gather import gather
-
     evidence = gather(
         "vllm serve Qwen/Qwen3-32B --max-model-len=16384 -tp 2 --no-enable-prefix-caching",
         observed=["concurrency=64,request_throughput=0.457,mean_ttft_ms=48302"],
@@ -64,10 +66,12 @@ def test_clients_that_wait_for_first_tokens_of_long_prompts_wait_for_prefill() -
 
 
 def test_prefill_is_judged_by_what_a_single_stream_gets() -> None:
-    lengths = {"mean_prompt_tokens": 16000.0, "mean_output_tokens": 200.0}
-    alone = LoadResult("one", 1, measured={"mean_ttft_ms": 3345.0, "request_throughput": 0.13}, **lengths)
-    busy = LoadResult("five", 5, measured={"mean_ttft_ms": 9800.0, "request_throughput": 0.17}, **lengths)
-    idle = LoadResult("five", 5, measured={"mean_ttft_ms": 9800.0, "request_throughput": 0.03}, **lengths)
+
+    def run(clients: int, ttft_ms: float, rate: float) -> LoadResult:
+        measured = {"mean_ttft_ms": ttft_ms, "request_throughput": rate}
+        return LoadResult("run", clients, None, 16000.0, 200.0, measured=measured)
+
+    alone, busy, idle = run(1, 3345.0, 0.13), run(5, 9800.0, 0.17), run(5, 9800.0, 0.03)
     assert first(loads=(alone, busy)) == "prefill_compute_bound"
     assert first(loads=(alone, idle)) != "prefill_compute_bound"
 
@@ -88,3 +92,91 @@ def test_a_queue_said_to_grow_beside_gauges_with_room_is_prefill() -> None:
     findings = find_bottlenecks(evidence)
     assert findings.first == "prefill_compute_bound"
     assert findings.bottlenecks[0].figures["offered_prefill_tps"] == 48000.0
+
+
+def _from_figures(
+    figures: object, deployment: str | None = None, gpu: str | None = None, engine_version: str | None = None
+) -> tuple[str | None, list[str]]:
+    """First bottleneck and the fixes' settings, from figures as somebody writes them down."""
+    evidence = gather(deployment, observed=[json.dumps(figures)], gpu=gpu, engine_version=engine_version)
+    findings = find_bottlenecks(evidence)
+    return findings.first, [fix.setting for fix in candidates(evidence, findings)]
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"normal": {"ttft_s": 0.041, "decode_tok_s": 69.8}, "ngram spec": {"ttft_s": 0.024, "decode_tok_s": 61.8}},
+        {"without_spec": {"tpot_ms": 14.5}, "with_spec": {"tpot_ms": 21.7}},
+        {"tok_s": {"mtp": 180, "no_mtp": 350}, "concurrency": 32},
+        {"tok_s": {"mtp-3": 180, "w/o mtp": 350}},
+        {"tpot_ms": {"without": 45, "with": 60}, "acceptance_rate": 0.4},
+        {"runs": [{"speculative": "mtp k=1", "tok_s": 41.2}, {"speculative": None, "tok_s": 58.9}]},
+    ],
+)
+def test_drafts_that_cost_are_recognised_however_the_runs_are_labelled(figures: object) -> None:
+    kind, settings = _from_figures(figures)
+    assert kind == "spec_decode_overhead"
+    assert settings[0] == "speculative_config"
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"tok_s": {"eager": 11.2, "graph": 45.9}},
+        {"with_enforce_eager": {"tpot_ms": 52}, "without_enforce_eager": {"tpot_ms": 17}},
+        {"tok_s": {"enforce-eager": 310, "cuda graphs": 940}},
+        [{"eager": True, "tpot_ms": 52}, {"eager": False, "tpot_ms": 17}],
+    ],
+)
+def test_eager_execution_is_recognised_however_the_runs_are_labelled(figures: object) -> None:
+    assert _from_figures(figures) == ("cpu_launch_bound", ["enforce_eager"])
+
+
+def test_fewer_gpus_are_tried_where_a_run_with_fewer_was_faster() -> None:
+    _, settings = _from_figures({"tok_s": {"tp1": 45.0, "tp2": 31.0}}, "vllm serve mistral-7b -tp 2")
+    assert settings == ["tensor_parallel_size"]
+
+
+def test_a_label_is_no_setting_to_change() -> None:
+    _, settings = _from_figures({"tok_s": {"before": 40, "after": 30}})
+    assert settings == []
+
+
+def test_shorter_steps_of_a_smaller_batch_alone_do_not_advise_fewer_seats() -> None:
+    figures = {"max_num_seqs_16": {"mean_itl_ms": 8.2}, "max_num_seqs_32": {"mean_itl_ms": 9.4}, "request_rate": 16}
+    assert _from_figures(figures) == (None, [])
+
+
+_CLIFF = [
+    {"concurrency": 6, "tpot_ms": 107, "running": 6, "waiting": 0, "kv": 79.4},
+    {"concurrency": 7, "tpot_ms": 114, "running": 7, "waiting": 0, "kv": 92.4},
+    {"concurrency": 8, "tpot_ms": 440, "running": 8, "waiting": 0, "kv": 98.9},
+]
+
+
+def test_times_per_token_that_jump_where_the_cache_is_full_are_starvation() -> None:
+    assert _from_figures(_CLIFF)[0] == "kv_starvation"
+    steady = [{**row, "tpot_ms": 100 + 2 * row["concurrency"]} for row in _CLIFF]
+    assert _from_figures(steady)[0] != "kv_starvation"
+
+
+def test_a_queue_at_the_last_load_of_a_sweep_is_judged_by_itself() -> None:
+    last = {"concurrency": 12, "running": 8, "waiting": 4, "kv": 98.7, "tpot_ms": 118}
+    assert _from_figures([*_CLIFF[:2], last])[0] == "kv_starvation"
+
+
+def test_drafts_that_are_hardly_ever_accepted_do_not_pay_on_any_device() -> None:
+    deployment = """vllm serve m --speculative-config '{"method":"eagle3","model":"e","num_speculative_tokens":5}'"""
+    assert _from_figures({"acceptance_rate": 0.04, "running": 60, "waiting": 0}, deployment)[0] == (
+        "spec_decode_overhead"
+    )
+    assert _from_figures({"acceptance_rate": 0.6, "running": 60, "waiting": 0}, deployment)[0] != (
+        "spec_decode_overhead"
+    )
+
+
+def test_one_stream_in_eager_mode_waits_for_launches() -> None:
+    figures = {"itl_ms": 14.5, "concurrency": 1, "output_throughput": 69}
+    deployment = "vllm serve llama-3.2-1b --enforce-eager"
+    assert _from_figures(figures, deployment, gpu="h100", engine_version="0.10.0")[0] == "cpu_launch_bound"

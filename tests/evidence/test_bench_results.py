@@ -119,7 +119,7 @@ def test_a_table_of_runs(tmp_path: Path) -> None:
     text = "seats,concurrency,isl,osl,ttft_p99_ms,itl_mean_ms,out_tok_s,comment\n"
     text += "16,64,512,128,900,20,800,x\n32,64,512,128,500,24,900,\n"
     (first, second), notes = runs(tmp_path, text, "t.csv")
-    assert (first.settings, second.settings) == ({"seats": 16}, {"seats": 32})
+    assert (first.settings, second.settings) == ({"max_num_seqs": 16}, {"max_num_seqs": 32})
     assert first.measured == {"p99_ttft_ms": 900.0, "mean_itl_ms": 20.0, "output_throughput": 800.0}
     assert (first.concurrency, first.mean_prompt_tokens, first.mean_output_tokens) == (64, 512.0, 128.0)
     assert "comment" in notes[0]

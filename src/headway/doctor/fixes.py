@@ -18,6 +18,7 @@ from headway.doctor.rules.healthy import no_effect_settings
 from headway.doctor.rules.speculation import is_on
 from headway.doctor.rules.sweep import Effect, setting_effects
 from headway.doctor.sglang_flags import SGLANG_NAMES
+from headway.evidence.run_rows import is_setting
 
 _RAISED_FIRST: frozenset[BottleneckKind] = frozenset(("kv_starvation", "hbm_bound", "decode_compute_bound"))
 """Bottlenecks at which memory that lies idle is given to the engine before anything else is turned."""
@@ -131,11 +132,13 @@ def measured_fixes(case: Case) -> list[Fix]:
     """Changes whose effect was measured in runs that differ in one setting, the largest gain first."""
     best: dict[str, tuple[float, Effect, Any, Any]] = {}
     for effect in setting_effects(case.evidence):
-        if len(effect.names) != 1:
+        if len(effect.names) != 1 or not is_setting(effect.names[0]):
             continue
         name = effect.names[0]
         better, worse = (effect.after, effect.before) if effect.relative < 0 else (effect.before, effect.after)
         gain = 1 - min(effect.cost_after, effect.cost_before) / max(effect.cost_after, effect.cost_before)
+        if name == "max_num_seqs" and not effect.metric.endswith("throughput"):
+            continue  # a smaller batch has shorter steps whatever it costs: one latency alone does not tell
         if gain >= limits.NO_CHANGE and (name not in best or gain > best[name][0]):
             best[name] = (gain, effect, worse[name], better[name])
     return [_measured_fix(case, *item) for item in sorted(best.values(), key=lambda item: -item[0])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headway.evidence.engine import EngineEvent, EngineFacts, EngineSample, EngineTotals, Histogram
@@ -15,7 +16,7 @@ from headway.evidence.observed_group import GAUGES, RATE_FIELDS, Group, instant,
 from headway.evidence.observed_words import read_gauges, read_words
 from headway.evidence.quantities import UNITS_MS, Quantity, quantity
 from headway.evidence.run_labels import are_percentiles, are_runs, run_of_label
-from headway.evidence.run_rows import Run, is_setting, put_figure, run_of_row, scalar, settle_units
+from headway.evidence.run_rows import Run, is_setting, put_figure, run_of_row, scalar, setting_name, settle_units
 
 _MAX_DEPTH = 12
 _MAX_ENTRIES = 100_000
@@ -85,6 +86,7 @@ class ObservedTree:
                 nested.append((key, value))
             else:
                 self._scalar(group, key, value, f"{path}.{key}" if path else key, is_spec)
+        self._means(group, node, path)
         later = [(key, value) for key, value in nested if not self._table(group, key, value, base)]
         if group.is_sample and group.prompt is not None:
             group.rates.setdefault("prompt_tokens_per_s", group.prompt)
@@ -136,12 +138,25 @@ class ObservedTree:
             if figure.key == "duration":
                 self.stated[where] = amount.value if amount.unit is None else str(value)
         elif is_setting(key) and len(str(value)) < 60:
-            group.run.settings[name.replace("-", "_")] = scalar(value)
+            group.run.settings[setting_name(key)] = scalar(value)
             self.stated[where] = amount.value if amount is not None else str(value)
         elif isinstance(value, str) and (amount is None or " " in value.strip()):
             self._text(group, key, value, where)
         else:
             self._keep(where, amount.value if amount is not None else str(value)[:200])
+
+    def _means(self, group: Group, node: Mapping[Any, Any], path: str) -> None:
+        """A latency's sum over its count is its mean."""
+        for raw, value in node.items():
+            key = str(raw)
+            stem = key.removesuffix("_sum")
+            figure, total = figure_of(stem), quantity(value)
+            if stem == key or figure is None or figure.kind != "latency" or figure.unit is None or total is None:
+                continue
+            names = (f"{stem}_count", re.sub(r"_[a-z]+$", "_count", stem))
+            count = next((found for name in names if (found := quantity(node.get(name))) is not None), None)
+            if count is not None and count.value > 0.0:
+                group.run.put_latency(figure.key, Quantity(total.value / count.value), figure.unit)
 
     def _figure(self, group: Group, key: str, figure: Figure, amount: Quantity, value: Any) -> None:
         if figure.kind in GAUGES:
@@ -194,11 +209,13 @@ class ObservedTree:
                 metric = figure.key.split("_", 1)[1]
                 group.run.put_latency(f"{percentile_label(label) or 'mean'}_{metric}", amount, figure.unit)
             return True
-        if not are_runs(told):
+        speculates = bool(group.spec)
+        if not are_runs(told, speculates=speculates):
             return False
         has_rate = group.run.requests_per_s is not None or base.requests_per_s is not None
         for label in told:
-            named = run_of_label(label, [name for name in told if name != label], has_rate=has_rate)
+            beside = [name for name in told if name != label]
+            named = run_of_label(label, beside, has_rate=has_rate, speculates=speculates)
             if "variant" in named.settings:
                 self.notes.append(f"{self._source}: nothing says what {', '.join(told)} of {key} count.")
             put_figure(group.column(named), key, value.get(label, told[label].value))
@@ -219,6 +236,10 @@ class ObservedTree:
                     self._keep(where, str(item)[:200])
         if any(is_sample_row(row) for row in rows):
             samples, unknown = rows_to_samples(rows, source)
+            beside = _runs_beside(rows) if len(samples) == len(rows) else None
+            if beside is not None:
+                self._sweep(samples, beside, base, source)
+                return
             self.samples += samples
             for index, key, value in unknown:
                 self._keep(f"{path}.{index}.{key}" if path else f"{index}.{key}", value)
@@ -233,6 +254,13 @@ class ObservedTree:
         self.notes += settle_units([run for _, run in runs], source)
         self.loads += [run.result(name) for name, run in runs]
 
+    def _sweep(self, samples: Sequence[EngineSample], runs: Sequence[Run], base: Run, source: str) -> None:
+        """Rows that have the engine's gauges and a load each: an engine at so many loads, rather than over time."""
+        for index, sample in enumerate(samples, 1):
+            self.samples.append(replace(sample, source=f"{source}, row {index}"))
+        self.notes += settle_units(runs, source)
+        self.loads += [run.merged(base).result(f"{source}, row {index}") for index, run in enumerate(runs, 1)]
+
     def _run_row(self, row: Mapping[Any, Any], where: str) -> Run | None:
         run, rest = run_of_row(row)
         for key, value in rest.items():
@@ -246,6 +274,23 @@ class ObservedTree:
         for name, setting in run.settings.items():
             self._keep(f"{where}.{name}", str(setting)[:200])
         return None
+
+
+def _runs_beside(rows: Sequence[Mapping[Any, Any]]) -> list[Run] | None:
+    """The loads of rows that have gauges besides; None unless each has another one and none tells an instant."""
+    runs: list[Run] = []
+    for row in rows:
+        run, rest = run_of_row(row)
+        if any(str(name).strip().lower() in _TIME_NAMES for name in rest):
+            return None
+        for key, value in rest.items():
+            figure, amount = figure_of(str(key)), quantity(value)
+            if figure is not None and figure.kind in GAUGES and amount is not None:
+                is_percent = figure.kind == "share" and (figure.is_percent or amount.unit == "%" or amount.value > 1.0)
+                run.measured.setdefault(figure.key, amount.value / 100 if is_percent else amount.value)
+        runs.append(run)
+    loads = [run.concurrency or run.requests_per_s for run in runs]
+    return runs if len(runs) > 1 and None not in loads and len(set(loads)) == len(loads) else None
 
 
 def _spec(group: Group, name: str, figure: Figure | None, amount: Quantity) -> bool:

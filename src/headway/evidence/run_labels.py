@@ -61,10 +61,11 @@ def are_percentiles(labels: Iterable[str]) -> bool:
     return told and bool(names) and (len(names) == 1 or bool(numbers & {"p50", "p90", "p95", "p99", "mean", "avg"}))
 
 
-def are_runs(labels: Iterable[str]) -> bool:
-    """Whether every label is one of runs."""
+def are_runs(labels: Iterable[str], *, speculates: bool = False) -> bool:
+    """Whether every label is one of runs; `with` and `without` where it is known what they speak of."""
     names = list(labels)
-    return bool(names) and all(_is_run(name) for name in names)
+    switches = speculates and all(name.lower() in _SWITCHES for name in names)
+    return bool(names) and (switches or all(_is_run(name) for name in names))
 
 
 def _is_run(label: str) -> bool:

@@ -27,9 +27,27 @@ _SURELY_MS = 1000.0
 _TOKEN_SECONDS = 1.0
 
 
+_OTHER_NAMES = {
+    "speculative": "speculative_config", "speculation": "speculative_config", "spec": "speculative_config",
+    "spec_decode": "speculative_config", "speculative_decoding": "speculative_config", "mtp": "speculative_config",
+    "spec_decoding": "speculative_config", "eager": "enforce_eager", "eager_mode": "enforce_eager",
+    "tp": "tensor_parallel_size", "tp_size": "tensor_parallel_size", "tensor_parallel": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "chunked_prefill": "enable_chunked_prefill",
+    "prefix_caching": "enable_prefix_caching", "prefix_cache": "enable_prefix_caching", "seats": "max_num_seqs",
+    "budget": "max_num_batched_tokens", "token_budget": "max_num_batched_tokens",
+}  # fmt: skip
+"""What people call vLLM's settings."""
+
+
+def setting_name(name: str) -> str:
+    """vLLM's name of a setting, with underscores."""
+    plain = name.strip().lower().replace("-", "_").replace(" ", "_").lstrip("_")
+    return _OTHER_NAMES.get(plain, plain)
+
+
 def is_setting(name: str) -> bool:
     """Whether a name is one of a setting rather than of a figure."""
-    plain = name.strip().lower().replace("-", "_").replace(" ", "_").lstrip("_")
+    plain = setting_name(name)
     return plain not in _NOT_SETTINGS and (plain in _SETTINGS or plain.startswith(_SETTING_STARTS))
 
 
@@ -163,7 +181,7 @@ def run_of_row(row: Mapping[Any, Any]) -> tuple[Run, dict[str, Any]]:
         figure = figure_of(key)
         amount = quantity(value)
         if is_setting(key) and not isinstance(value, Mapping | list):
-            run.settings[key.lstrip("-").replace("-", "_")] = scalar(value)
+            run.settings[setting_name(key)] = scalar(value)
         elif figure is not None and amount is not None and put_figure(run, key, value):
             continue
         elif index == 0 and figure is None and isinstance(value, str | int | float) and not _names_rows(key):

@@ -9,8 +9,12 @@ from headway.doctor.diagnosis import Confidence
 from headway.doctor.figures import Forecast, Series, expected_kv_usage, forecast
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent, span
+from headway.doctor.rules.sweep import latency_of
 
 _RANK: dict[Confidence, int] = {"strong": 0, "medium": 1, "weak": 2}
+_GAPS = ("mean_tpot_ms", "median_tpot_ms", "p50_tpot_ms", "mean_itl_ms", "median_itl_ms", "p50_itl_ms")
+_CLIFF = 2.0
+"""Times per token grow at most in proportion to the batch; twice that is no batch's doing."""
 LEAK_OR_RUNAWAY = (
     "leak: num_requests_running == 0 and KV usage > 0 once the load has stopped",
     "runaway: num_requests_running > 0 and no completions (request_success_total stands still); outputs without "
@@ -30,7 +34,7 @@ class _Facet:
 
 def judge(case: Case) -> Ruling:
     """KV starvation, from every trace it leaves."""
-    makers = (_warned, _counted, _silent, _swapped, _hog, _at_the_door, _filling, _arithmetic)
+    makers = (_warned, _counted, _silent, _swapped, _hog, _at_the_door, _cliff, _filling, _arithmetic)
     facets = [facet for maker in makers if (facet := maker(case)) is not None]
     if not facets:
         return _excluded(case)
@@ -199,6 +203,26 @@ def _at_the_door(case: Case) -> _Facet | None:
         text += f" and only {amount(queue.num_running)} of {queue.seats} seats are taken"
     is_full = queue.kv_usage >= limits.KV_FULL
     return _Facet("strong" if is_full and queue.seats is not None else "medium", (f"{text}: blocks are the gate.",))
+
+
+def _cliff(case: Case) -> _Facet | None:
+    """A sweep in which the time per token jumps where the cache becomes full: requests are preempted over and over."""
+    told = sorted(
+        (load.concurrency, load.measured["kv_usage"], gap)
+        for load in case.evidence.loads
+        if load.concurrency and "kv_usage" in load.measured and (gap := latency_of(load, _GAPS)) is not None
+    )
+    for (before, kv_before, gap_before), (after, kv_after, gap_after) in pairwise(told):
+        if gap_before <= 0 or kv_before >= limits.KV_FULL or kv_after < limits.KV_FULL:
+            continue
+        if gap_after / gap_before >= _CLIFF * after / before:
+            text = (
+                f"From {before} to {after} concurrent requests the time per token goes from {span(gap_before)} to "
+                f"{span(gap_after)} while KV usage goes from {percent(kv_before)} to {percent(kv_after)}: a larger "
+                "batch alone does not do that, requests that are preempted and computed again do."
+            )
+            return _Facet("strong", (text,), {"concurrency_that_fits": float(before)})
+    return None
 
 
 def is_filling(case: Case) -> Forecast | None:

@@ -22,7 +22,7 @@ def judge(case: Case) -> Ruling:
             return found("cpu_launch_bound", "strong", [text], _REFUTED, {"cost_of_eager": mean})
         reason = f"Eager execution costs {percent(max(0.0, mean))} in {len(costs)} measured pair(s) of runs."
         return Ruling(ruled_out={"cpu_launch_bound": reason})
-    running = case.figures.mean("num_running")
+    running = case.figures.mean("num_running") or case.figures.load.concurrency
     if case.settings.enforce_eager is not True or case.physics is None or not running or running < limits.IDLE_RUNNING:
         return NOTHING
     context = case.figures.load.mean_prompt_tokens or 1024.0

@@ -227,9 +227,9 @@ def _single_stream(case: Case) -> float | None:
         ttft = next((load.measured[key] for key in _FIRST_TOKEN if load.measured.get(key)), None)
         if load is main or load.concurrency != 1 or main is None or not ttft or not load.mean_prompt_tokens:
             continue
-        if load.mean_prompt_tokens == main.mean_prompt_tokens and load.settings == main.settings:
-            if load.mean_prompt_tokens >= _LONG_ENOUGH and not case.figures.load.prefix_hit_rate:
-                return 1e3 * load.mean_prompt_tokens / ttft
+        is_same = load.mean_prompt_tokens == main.mean_prompt_tokens and load.settings == main.settings
+        if is_same and load.mean_prompt_tokens >= _LONG_ENOUGH and not case.figures.load.prefix_hit_rate:
+            return 1e3 * load.mean_prompt_tokens / ttft
     return None
 
 

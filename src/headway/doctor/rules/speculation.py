@@ -14,6 +14,8 @@ _REFUTED = [
     "Averages that include prefill or other loads on one side only.",
 ]
 _LEAST_DRAFTS = 200.0
+_USELESS = 0.1
+"""Share of drafts accepted, below which no way of drafting is cheap enough."""
 _SAME_RATE = 0.1
 
 
@@ -123,10 +125,12 @@ def _from_acceptance(case: Case) -> Ruling:
     """Tokens gained by a step with drafts against what the step costs more, by physics."""
     drafts, physics = case.settings.num_speculative_tokens, case.physics
     accepted, totals = _acceptance(case), case.evidence.totals
-    if case.settings.speculation is None or accepted is None or not drafts or physics is None:
+    if case.settings.speculation is None or accepted is None or not drafts:
         return NOTHING
     if totals is not None and 0 < totals.counters.get("draft_tokens", _LEAST_DRAFTS) < _LEAST_DRAFTS:
         return NOTHING
+    if physics is None:
+        return _hardly_accepted(accepted, drafts)
     running = max(1, round(case.figures.mean("num_running") or 1))
     gain = 1 + drafts * accepted
     context = case.figures.load.mean_prompt_tokens or 1024.0
@@ -141,3 +145,14 @@ def _from_acceptance(case: Case) -> Ruling:
     )
     confidence: Confidence = "strong" if gain / cost < 0.9 else "medium"
     return found("spec_decode_overhead", confidence, [text], _REFUTED, {"tokens_per_step": gain, "step_cost": cost})
+
+
+def _hardly_accepted(accepted: float, drafts: int) -> Ruling:
+    """Whatever the device: each draft costs a part of a step to propose and to verify, and hardly one is of use."""
+    if accepted >= _USELESS:
+        return NOTHING
+    text = (
+        f"{percent(accepted)} of {drafts} drafts a step are accepted: {1 + drafts * accepted:.2f} tokens a step, less "
+        "than what proposing and verifying them costs on any device."
+    )
+    return found("spec_decode_overhead", "medium", [text], _REFUTED, {"tokens_per_step": 1 + drafts * accepted})

@@ -1,7 +1,8 @@
 """What the metrics of vLLM (V0 and V1, all releases) and SGLang mean, by their names without prefix.
 
 Sources: vLLM `vllm/engine/metrics.py` of V0 and `vllm/v1/metrics/loggers.py`, `vllm/v1/spec_decode/metrics.py` of 0.7.3
-to 0.33.0; SGLang `sglang/srt/metrics/collector.py` and, from 0.5, `sglang/srt/observability/metrics_collector.py`.
+to 0.33.0; SGLang `sglang/srt/metrics/metrics_collector.py` of 0.3.5, later `sglang/srt/metrics/collector.py` and
+`sglang/srt/observability/metrics_collector.py`.
 Where several names mean the same, the first that is present counts: releases in between publish both.
 """
 
@@ -73,9 +74,9 @@ _VLLM_HISTOGRAMS: _Names = {
     "preemptions": ("request_num_preemptions",),
 }
 _SGLANG_GAUGES: _Names = {
-    "num_running": ("num_running_reqs",),
-    "num_waiting": ("num_queue_reqs",),
-    "kv_usage": ("token_usage",),
+    "num_running": ("num_running_reqs", "num_requests_running"),
+    "num_waiting": ("num_queue_reqs", "queue_req", "num_requests_waiting"),
+    "kv_usage": ("token_usage", "full_token_usage"),
     "generation_tokens_per_s": ("gen_throughput",),
     "prefix_hit_rate": ("cache_hit_rate",),
     "max_total_num_tokens": ("max_total_num_tokens",),
@@ -85,17 +86,19 @@ _SGLANG_GAUGES: _Names = {
 _SGLANG_COUNTERS: _Names = {
     "prompt_tokens": ("prompt_tokens",),
     "generation_tokens": ("generation_tokens",),
-    "requests": ("num_requests",),
-    "preemptions": ("num_retractions", "num_retracted_requests"),
+    "requests": ("num_requests", "request_success"),
+    "preemptions": ("num_retracted_requests",),
     "prefix_cache_hits": ("cached_tokens",),
 }
 _SGLANG_HISTOGRAMS: _Names = {
     "ttft_s": ("time_to_first_token_seconds",),
     "itl_s": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
     "e2el_s": ("e2e_request_latency_seconds",),
-    "queue_s": ("queue_time_seconds",),
-    "prompt_tokens": ("prompt_tokens_histogram",),
-    "generation_tokens": ("generation_tokens_histogram",),
+    "queue_s": ("queue_time_seconds", "queue_time_s", "waiting_request_latency_seconds"),
+    "decode_s": ("decode_request_latency_seconds",),
+    "prompt_tokens": ("prompt_tokens_histogram", "request_prompt_tokens"),
+    "computed_prompt_tokens": ("uncached_prompt_tokens_histogram",),
+    "generation_tokens": ("generation_tokens_histogram", "request_generation_tokens"),
 }
 V0_ONLY = frozenset((
     "num_requests_swapped", "cpu_cache_usage_perc", "avg_prompt_throughput_toks_per_s", "gpu_prefix_cache_hit_rate",

@@ -47,13 +47,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     runs = read_runs(arguments.rows, _PAIRS, _CONDITIONS[_PAIRS])
+    pairs = find_pairs(runs)
+    undone = [pair for pair in (pair.reversed() for pair in pairs) if pair is not None]
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        print_pairs(runs, list(pool.map(judge, find_pairs(runs))))
+        print_pairs(runs, list(pool.map(judge, pairs)), list(pool.map(judge, undone)))
         print_study(read_runs(arguments.rows, _STUDY, {}))
 
 
-def print_pairs(runs: Sequence[MeasuredRun], judged: Sequence[JudgedPair]) -> None:
-    """Each pair, then how many are right."""
+def print_pairs(runs: Sequence[MeasuredRun], judged: Sequence[JudgedPair], undone: Sequence[JudgedPair]) -> None:
+    """Each pair, then how many are right: as listed, and with the same changes undone beside them."""
     print(f"## {_PAIRS}: {len(runs)} configurations, {len(judged)} pairs that differ in one setting\n")
     print(
         "| load | setting | residual | " + " | ".join(f"{name}: measured, predicted" for name in _NAMES.values()) + " |"
@@ -68,14 +70,8 @@ def print_pairs(runs: Sequence[MeasuredRun], judged: Sequence[JudgedPair]) -> No
     print("\n| metric | pairs | direction right | after within 20 % | effect within 20 % | within the error bar |")
     print("| --- | --: | --: | --: | --: | --: |")
     for metric, name in _NAMES.items():
-        effects = [item.effects[metric] for item in judged if metric in item.effects]
-        counts = (
-            sum(effect.is_direction_right for effect in effects),
-            sum(effect.is_after_close for effect in effects),
-            sum(effect.is_size_close for effect in effects),
-            sum(effect.is_covered for effect in effects),
-        )
-        print(f"| {name} | {len(effects)} | " + " | ".join(map(str, counts)) + " |")
+        print_counts(name, metric, judged)
+        print_counts(f"{name}, changes undone too", metric, [*judged, *undone])
     repeats = [run.spread for run in runs if len(run.row_ids) > 1]
     for metric, name in _NAMES.items():
         spreads = [spread[metric] for spread in repeats if metric in spread]
@@ -84,6 +80,18 @@ def print_pairs(runs: Sequence[MeasuredRun], judged: Sequence[JudgedPair]) -> No
     for item in judged:
         if item.reason:
             print(f"\nNot predicted: {item.pair.setting} under {_load(item.pair)}: {item.reason}")
+
+
+def print_counts(name: str, metric: str, judged: Sequence[JudgedPair]) -> None:
+    """How many effects on one metric are right, by each measure."""
+    effects = [item.effects[metric] for item in judged if metric in item.effects]
+    counts = (
+        sum(effect.is_direction_right for effect in effects),
+        sum(effect.is_after_close for effect in effects),
+        sum(effect.is_size_close for effect in effects),
+        sum(effect.is_covered for effect in effects),
+    )
+    print(f"| {name} | {len(effects)} | " + " | ".join(map(str, counts)) + " |")
 
 
 def print_study(runs: Sequence[MeasuredRun]) -> None:
@@ -137,7 +145,7 @@ def _load(pair: Pair) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return str(value.get("method"))
-    return "off" if value is None or value is False else "on" if value is True else str(value).split("/")[-1]
+    return "off" if value is None or value is False else "on" if value is True else str(value)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 from headway.doctor.arrivals_fit import held_population
 from headway.doctor.deployment_fit import FittedDeployment, NotSimulatedError, changes_prices, fit_deployment
 from headway.doctor.diagnosis import Fix, ModelCheck, Predicted
-from headway.doctor.evidence import Evidence
+from headway.doctor.evidence import Evidence, Objective
 from headway.doctor.figures import Figures, figures_of, main_load
 from headway.doctor.gauges import gauges_of
 from headway.doctor.model_check import Observed
@@ -69,6 +69,11 @@ def predict(evidence: Evidence, fixes: Sequence[Fix]) -> tuple[ModelCheck | None
         return check, [_noted(fix, str(reason)) for fix in fixes]
     if not model.check.accepted:
         return model.check, [_noted(fix, "Not predicted: the model does not reproduce the evidence.") for fix in fixes]
+    return model.check, predict_with(model, fixes, evidence.objective)
+
+
+def predict_with(model: FittedModel, fixes: Sequence[Fix], objective: Objective) -> list[Fix]:
+    """Simulate and rank fixes with a model that is fitted already; see `predict`."""
     done: list[Simulated | Fix] = []
     for fix in fixes:
         count = sum(isinstance(item, Simulated) for item in done)
@@ -76,7 +81,7 @@ def predict(evidence: Evidence, fixes: Sequence[Fix]) -> tuple[ModelCheck | None
             done.append(_noted(fix, f"Not simulated: only the first {MOST_SIMULATED} are."))
         else:
             done.append(_simulated(model, fix))
-    return model.check, rank(done, model.summary, evidence.objective, _shown(model))
+    return rank(done, model.summary, objective, _shown(model))
 
 
 def fit(evidence: Evidence, figures: Figures) -> FittedModel:

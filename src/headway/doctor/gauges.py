@@ -11,11 +11,9 @@ from headway.doctor.figures import Figures, Series
 from headway.evidence.engine import EngineSample
 
 _LEAST_SAMPLES = 4
-_STEADY_SHARE, _STEADY_WITHIN, _STEADY_LEAST = 0.65, 0.03, 4.0
-"""The number in the system counts as fixed if so many samples lie within 3 % (or 1) of their median. Independent
-arrivals would put about half of them there at 4 in the system, and fewer the more there are."""
-
-
+_STEADY_SHARE, _STEADY_WITHIN, _STEADY_LEAST, _FEW = 0.7, 0.03, 2.0, 8.0
+"""The number in the system counts as fixed if so many samples lie within 3 % (or 1) of their median, or equal it where
+it is below 8. Independent arrivals would put at most two in five there."""
 _MOSTLY_PROMPTS = 20.0
 """Prompt over output tokens. A prompt takes a step for each 2,000 or so of its tokens, an output one for each."""
 
@@ -53,7 +51,7 @@ class Gauges:
         if len(values) < _LEAST_SAMPLES or median(values) < _STEADY_LEAST:
             return False
         middle = median(values)
-        within = max(1.0, _STEADY_WITHIN * middle)
+        within = max(1.0, _STEADY_WITHIN * middle) if middle >= _FEW else 0.5
         return sum(abs(value - middle) <= within for value in values) >= _STEADY_SHARE * len(values)
 
     @property

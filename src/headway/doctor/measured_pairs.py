@@ -84,6 +84,10 @@ class Pair:
         """The setting before and after; None is the default."""
         return self.before.settings.get(self.setting), self.after.settings.get(self.setting)
 
+    def reversed(self) -> Pair | None:
+        """The change undone; None if that would turn speculation on, whose acceptance the other run does not show."""
+        return None if self.setting == "speculative_config" else Pair(self.setting, self.after, self.before)
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:

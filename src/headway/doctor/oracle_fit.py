@@ -23,7 +23,8 @@ _FITTED: Mapping[str, float] = {
 """Figures that are fitted, with the relative error at which each costs as much as a prior at its own spread."""
 _SCALE_SPREAD = 0.15
 _HOST_SPREAD_S, _NEGATIVE_HOST_SPREAD_S = 3e-3, 0.5e-3
-"""Priors: kernels are off by 15 % (the roofline's own error), and a step takes up to some ms more on a slow host."""
+"""Priors: kernels are off by 15 % (the roofline's own error), and a step takes some ms more on a slow host, sometimes
+many: beyond the spread the cost of host time grows with its logarithm only."""
 _SCALE_RANGE, _HOST_RANGE_S = (math.log(0.2), math.log(5.0)), (-2e-3, 0.5)
 _NUM_TURNS = 12
 _QUEUE_KEYS: Mapping[str, float] = {"mean_ttft_ms": 100.0, "median_ttft_ms": 100.0, "mean_num_waiting": 1.0}
@@ -166,7 +167,7 @@ def _most_likely(deployment: FittedDeployment, recordings: Sequence[Recording], 
 
     def residuals(log_scale: float, step_s: float) -> list[float]:
         spread_s = _HOST_SPREAD_S if step_s >= 0 else _NEGATIVE_HOST_SPREAD_S
-        found = [log_scale / _SCALE_SPREAD, step_s / spread_s]
+        found = [log_scale / _SCALE_SPREAD, math.asinh(step_s / spread_s)]
         for run, item, names in zip(runs, observed, keys, strict=True):
             means = run.means(math.exp(log_scale), step_s)
             found += [math.log(means[name] / item.figures[name]) / _FITTED[name] for name in names if means[name] > 0]

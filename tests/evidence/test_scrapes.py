@@ -393,3 +393,9 @@ def test_nothing_that_is_read_stops_the_reader(noise: bytes, cut: int, patch: by
     for texts in ((text,), (text, scrape()), (scrape(), text)):
         metrics = read_metrics_text(*texts)
         assert all(0 <= (sample.kv_usage or 0) <= 1 for sample in metrics.samples)
+
+
+def test_a_series_that_comes_twice_at_one_time_counts_once() -> None:
+    text = "vllm:num_requests_running 8 1700000000000\nvllm:kv_cache_usage_perc 0.7 1700000000000\n"
+    (sample,) = read_metrics_text(text + text).samples
+    assert (sample.num_running, sample.kv_usage) == (8, 0.7)

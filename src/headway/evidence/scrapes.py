@@ -15,6 +15,7 @@ from headway.evidence.totals import Growth, Key, add_up, grow
 
 MAX_SAMPLES = 20_000
 """Of each engine; beyond, every second is dropped, again and again."""
+MAX_RESTARTS = 100
 _SHARES = frozenset(("kv_usage", "prefix_hit_rate"))
 _HALF = 0.6
 _FEW_VALUES = 10
@@ -104,6 +105,7 @@ class MetricsFold:
         self._odd: dict[str, int] = {}
         self._events: list[EngineEvent] = []
         self._num_scrapes = 0
+        self._num_restarts = 0
         self._first_at_s: float | None = None
         self._last_at_s: float | None = None
         self._num_untimed = 0
@@ -148,7 +150,7 @@ class MetricsFold:
         """Use one scrape."""
         at_s = self._time(scrape)
         by_engine: dict[EngineKey, dict[Key, float]] = {}
-        for series, value in scrape.values:
+        for series, value in {id(series): (series, value) for series, value in scrape.values}.values():
             found = self._key(series)
             if found is None:
                 continue
@@ -224,8 +226,9 @@ class MetricsFold:
         has_reset = grow(state.growth, values, is_first=state.seen == 0)
         if has_reset:
             text = f"{self.source}: counters fall in scrape {self._num_scrapes + 1}: the engine was started anew."
-            self._events.append(EngineEvent("restart", at_s, 0, text, {}, self.source))
-            self._notes.append(text)
+            self._num_restarts += 1
+            if self._num_restarts <= MAX_RESTARTS:
+                self._events.append(EngineEvent("restart", at_s, 0, text, {}, self.source))
         gauges = self._gauges(values)
         state.gauges = gauges
         sample = self._sample(state, engine, gauges, counters, at_s, has_reset)
@@ -302,6 +305,9 @@ class MetricsFold:
         )
         if len(states) > 1:
             self._notes += [f"{self.source}: {note}" for note in notes]
+        if self._events:
+            more = f" The same {self._num_restarts - 1} times more." if self._num_restarts > 1 else ""
+            self._notes.append(self._events[0].text + more)
         self._notes += [f"{self.source}: {count} {what}." for what, count in self._odd.items()]
         return Metrics(
             samples=tuple(self._samples(names)),

@@ -19,6 +19,7 @@ from headway.cli import _COMMANDS
 
 ALLOWED: dict[str, set[str]] = {
     "headway": set(),
+    "__main__": {"cli"},
     "errors": set(),
     "extras": {"errors"},
     "config": {"errors"},
@@ -33,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "deployment": {"catalog", "config", "errors"},
     "compat": {"catalog", "config", "deployment", "errors", "planner"},
     "metrics": {"config", "core"},
+    "status_log": {"metrics"},
     "simulation": {
         "catalog",
         "config",
@@ -42,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
         "metrics",
         "planner",
         "report",
+        "status_log",
         "workload",
     },
     "accuracy": {
@@ -73,7 +76,7 @@ ALLOWED: dict[str, set[str]] = {
         "workload",
     },
     "frontends": {"config", "core", "errors", "executors", "factory", "report", "text", "workload"},
-    "frontends.server": {"config", "core", "errors", "frontends", "metrics", "text"},
+    "frontends.server": {"config", "core", "errors", "frontends", "metrics", "status_log", "text"},
     "factory": {"config", "core", "errors", "extras", "executors", "executors.simulated", "executors.torch", "text"},
     "api": {"compat", "deployment", "doctor", "errors", "report", "simulation"},
     "cli": {

@@ -198,6 +198,7 @@ class ServerOptions:
     served_model_name: str | None = option(None, "Name that clients use; default: the model's own.")
     max_queue: int = option(2048, "Refuse with 429 when this many requests wait.", unit="requests")
     sse_keep_alive_s: float = option(15.0, "Send a comment on an idle stream this often.", unit="seconds")
+    disable_log_stats: bool = option(False, "No line about throughput, queue and KV usage every ten seconds.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,9 @@ from headway.frontends.server.metrics import ServerMetrics
 from headway.planner.startup_log import read_startup_logs
 from headway.simulation.options import DeploymentOptions
 from headway.simulation.run import SimulatedDeployment, SimulatedWorkload, SimulationResult, simulate
-from headway.simulation.server_log import HitRate, startup_lines
+from headway.simulation.server_log import startup_lines
 from headway.simulation.telemetry import Telemetry
+from headway.status_log import HitRate
 from headway.workload import TraceRequest
 
 ORACLE = ConstantOracle(step_ms=1.0, prefill_us=40.0, decode_ms=9.0, decode_token_us=20.0, host_ms=1.0)

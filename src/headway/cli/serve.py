@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import click
@@ -97,7 +98,8 @@ def run(model: str | None, engine_options: EngineOptions, server_options: Server
             engine, inbox, loaded.tokenizer, limits, model_name=loaded.name, model_root=model, options=server_options
         )
         text = banner(service.model_name, config, url_of(listener), server_options.api_key is not None)
-        serve(build_app(service), service.engine, listener, on_ready=lambda: click.echo(text))
+        emit = None if server_options.disable_log_stats else partial(click.echo, err=True)
+        serve(build_app(service), service.engine, listener, lambda: click.echo(text), emit)
 
 
 def banner(model_name: str, config: EngineConfig, url: str, needs_key: bool) -> str:

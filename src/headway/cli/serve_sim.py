@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -38,7 +39,8 @@ def run_simulated(options: DeploymentOptions, server_options: ServerOptions) -> 
         resolved = options.resolve()
         service = make_simulated_service(resolved, server_options)
         text = _banner(resolved, service.model_name, url_of(listener))
-        serve(build_app(service), service.engine, listener, on_ready=lambda: click.echo(text))
+        emit = None if server_options.disable_log_stats else partial(click.echo, err=True)
+        serve(build_app(service), service.engine, listener, lambda: click.echo(text), emit)
 
 
 def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerOptions) -> Service:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
 
 from headway.catalog.accelerators import GIB
 from headway.simulation.options import DeploymentOptions, ResolvedDeployment
@@ -14,8 +11,6 @@ from headway.simulation.options import DeploymentOptions, ResolvedDeployment
 STARTED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 """What the virtual clock's 0 is called in logs and scrapes."""
 
-_HIT_RATE_REQUESTS = 1000
-"""vLLM's hit rate is that of the last so many requests."""
 _NO_FLAGS = {
     *("model", "gpu", "latency", "profile", "engine_version", "policy", "router", "scheduling_policy"),
     *("acceptance_rate", "draft_cost"),
@@ -28,78 +23,14 @@ def stamp(at_s: float) -> str:
     return (STARTED_AT + timedelta(seconds=at_s)).strftime("%m-%d %H:%M:%S")
 
 
+def log_prefix(at_s: float) -> str:
+    """What the server writes before each line then."""
+    return f"(APIServer pid=1) INFO {stamp(at_s)}"
+
+
 def epoch_ms(at_s: float) -> int:
     """The same in milliseconds since 1970."""
     return round((STARTED_AT.timestamp() + at_s) * 1e3)
-
-
-class StatusFigures(NamedTuple):
-    """What a periodic line tells; the throughputs are means since the line before, shares go from 0 to 1."""
-
-    prompt_tokens_per_s: float
-    generation_tokens_per_s: float
-    num_running: int
-    num_waiting: int
-    kv_usage: float
-    prefix_hit_rate: float
-    num_preemptions: int = 0
-    """Since the line before; told only if there were any."""
-
-
-def status_line(at_s: float, engine: int, figures: StatusFigures) -> str:
-    """The periodic line of `vllm/v1/metrics/loggers.py`."""
-    preempted = f"Preemptions: {figures.num_preemptions}, " if figures.num_preemptions else ""
-    return (
-        f"(APIServer pid=1) INFO {stamp(at_s)} [loggers.py:271] Engine {engine:03d}: "
-        f"Avg prompt throughput: {figures.prompt_tokens_per_s:.1f} tokens/s, "
-        f"Avg generation throughput: {figures.generation_tokens_per_s:.1f} tokens/s, "
-        f"Running: {figures.num_running} reqs, Waiting: {figures.num_waiting} reqs, {preempted}"
-        f"GPU KV cache usage: {figures.kv_usage * 100:.1f}%, "
-        f"Prefix cache hit rate: {figures.prefix_hit_rate * 100:.1f}%"
-    )
-
-
-def speculation_line(
-    at_s: float, interval_s: float, num_drafts: int, num_drafted: int, num_accepted: int, per_position: Sequence[int]
-) -> str:
-    """The line of `vllm/v1/spec_decode/metrics.py` about the drafts since the line before; there must be some."""
-    rates = ", ".join(f"{count / num_drafts:.3f}" for count in per_position)
-    return (
-        f"(APIServer pid=1) INFO {stamp(at_s)} [metrics.py:101] SpecDecoding metrics: "
-        f"Mean acceptance length: {1 + num_accepted / num_drafts:.2f}, "
-        f"Accepted throughput: {num_accepted / interval_s:.2f} tokens/s, "
-        f"Drafted throughput: {num_drafted / interval_s:.2f} tokens/s, "
-        f"Accepted: {num_accepted} tokens, Drafted: {num_drafted} tokens, "
-        f"Per-position acceptance rate: {rates}, "
-        f"Avg Draft acceptance rate: {num_accepted / num_drafted * 100:.1f}%"
-    )
-
-
-class HitRate:
-    """Share of looked-up tokens that the prefix cache had, over vLLM's window of requests."""
-
-    __slots__ = ("_hits", "_num_requests", "_queries", "_steps")
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[int, int, int]] = deque()
-        self._num_requests = self._queries = self._hits = 0
-
-    def observe(self, num_requests: int, queries: int, hits: int) -> None:
-        """Take the look-ups of one step in."""
-        self._steps.append((num_requests, queries, hits))
-        self._num_requests += num_requests
-        self._queries += queries
-        self._hits += hits
-        while len(self._steps) > 1 and self._num_requests > _HIT_RATE_REQUESTS:
-            num_requests, queries, hits = self._steps.popleft()
-            self._num_requests -= num_requests
-            self._queries -= queries
-            self._hits -= hits
-
-    @property
-    def value(self) -> float:
-        """From 0 to 1; 0 if nothing was looked up."""
-        return self._hits / self._queries if self._queries else 0.0
 
 
 def startup_lines(resolved: ResolvedDeployment) -> list[str]:
@@ -107,7 +38,7 @@ def startup_lines(resolved: ResolvedDeployment) -> list[str]:
     config, options, plan = resolved.deployment.config, resolved.options, resolved.plan
     scheduler, cache = config.scheduler, config.cache
     name = options.model or "simulated"
-    api, core = f"(APIServer pid=1) INFO {stamp(0.0)}", f"(EngineCore pid=2) INFO {stamp(0.0)}"
+    api, core = log_prefix(0.0), f"(EngineCore pid=2) INFO {stamp(0.0)}"
     lines = [
         f"{api} [utils.py:299] version {config.engine_version}",
         f"{api} [utils.py:233] non-default args: {_given(options)}",

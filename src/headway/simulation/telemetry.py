@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from headway.core.engine import Engine, Listener
 from headway.core.events import Event, RequestEnded, StepFinished, StrideFinished
@@ -22,10 +22,8 @@ from headway.metrics import (
     render,
     token_count_buckets,
 )
-from headway.simulation.server_log import HitRate, StatusFigures, epoch_ms, speculation_line, status_line
-
-LOG_INTERVAL_S = 10.0
-"""vLLM's `VLLM_LOG_STATS_INTERVAL`."""
+from headway.simulation.server_log import epoch_ms, log_prefix
+from headway.status_log import LOG_INTERVAL_S, HitRate, StatusLog
 
 T = TypeVar("T")
 Sink = Callable[[float, str], object]
@@ -148,20 +146,6 @@ class _Ticker:
         self._act(self.due_at)
 
 
-class _Logged(NamedTuple):
-    """Counters at the last line of the log."""
-
-    at_s: float = 0.0
-    num_prompt_tokens: int = 0
-    num_generation_tokens: int = 0
-    num_preemptions: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    per_position: tuple[int, ...] = ()
-    is_idle: bool = True
-
-
 class _RankTelemetry:
     """One engine's listener: takes each step in after telling what was due before its end."""
 
@@ -169,7 +153,6 @@ class _RankTelemetry:
         scheduler = engine.scheduler
         self._engine = engine
         self._scheduler = scheduler
-        self._rank = rank
         self._labels = labels
         self._cache_dtype = kv_cache_dtype
         self._num_drafts = scheduler.config.num_speculative_tokens
@@ -184,7 +167,7 @@ class _RankTelemetry:
         self._num_blocks = self._num_running = self._num_waiting = 0
         self._counters = (0, 0, 0, 0)
         self._speculation: tuple[int, int, int, tuple[int, ...]] = (0, 0, 0, ())
-        self._logged = _Logged()
+        self._status = StatusLog(rank)
         self.tickers: list[_Ticker] = []
         self.updated_at = 0.0
 
@@ -259,9 +242,7 @@ class _RankTelemetry:
 
     def _take_counters(self, num_admitted: int) -> None:
         stats = self._scheduler.stats
-        _, _, queries, hits = self._counters
-        if num_admitted:
-            self._hit_rate.observe(num_admitted, stats.prefix_cache_queries - queries, stats.prefix_cache_hits - hits)
+        self._hit_rate.follow(num_admitted, stats.prefix_cache_queries, stats.prefix_cache_hits)
         self._counters = (
             stats.num_prompt_tokens,
             stats.num_preemptions,
@@ -348,46 +329,5 @@ class _RankTelemetry:
         ]
 
     def log_lines(self, at_s: float) -> list[str]:
-        """The periodic lines; like vLLM, none about an engine that is idle and was so the last time."""
-        figures, last = self._figures(), self._logged
-        interval_s = at_s - last.at_s
-        prompt = (figures.num_prompt_tokens - last.num_prompt_tokens) / interval_s
-        generation = (figures.num_generation_tokens - last.num_generation_tokens) / interval_s
-        is_idle = not prompt and not generation
-        self._logged = _Logged(
-            at_s,
-            figures.num_prompt_tokens,
-            figures.num_generation_tokens,
-            figures.num_preemptions,
-            figures.num_drafts,
-            figures.num_draft_tokens,
-            figures.num_accepted_tokens,
-            figures.num_accepted_per_position,
-            is_idle,
-        )
-        if is_idle and last.is_idle:
-            return []
-        status = StatusFigures(
-            prompt,
-            generation,
-            figures.num_running,
-            figures.num_waiting,
-            figures.kv_usage,
-            self._hit_rate.value,
-            figures.num_preemptions - last.num_preemptions,
-        )
-        lines = [status_line(at_s, self._rank, status)]
-        num_drafts = figures.num_drafts - last.num_drafts
-        if num_drafts:
-            before = (*last.per_position, *(0,) * len(figures.num_accepted_per_position))
-            lines.append(
-                speculation_line(
-                    at_s,
-                    interval_s,
-                    num_drafts,
-                    figures.num_draft_tokens - last.num_draft_tokens,
-                    figures.num_accepted_tokens - last.num_accepted_tokens,
-                    [now - then for now, then in zip(figures.num_accepted_per_position, before, strict=False)],
-                )
-            )
-        return lines
+        """The periodic lines."""
+        return self._status.lines(at_s, log_prefix(at_s), self._figures(), self._hit_rate.value)

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 
 from headway.errors import ConfigError
 from headway.frontends.async_engine import AsyncEngine
+from headway.frontends.server.status import Emit, StatusReporter
 
 SHUTDOWN_GRACE_S = 5.0
 """How long requests in flight may go on after the signal to stop."""
@@ -59,6 +60,8 @@ class Server(uvicorn.Server):
     Args:
         engine: drained before connections are closed.
         on_ready: called once connections are accepted.
+        status: reports while the server runs.
+        on_stop: told in words that the end has begun, if requests are in flight.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Server(uvicorn.Server):
         engine: AsyncEngine,
         *,
         on_ready: Callable[[], None] = lambda: None,
+        status: StatusReporter | None = None,
+        on_stop: Emit = lambda line: None,
         grace_s: float = SHUTDOWN_GRACE_S,
     ) -> None:
         config = uvicorn.Config(
@@ -81,6 +86,9 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._engine = engine
         self._on_ready = on_ready
+        self._status = status
+        self._reporting: asyncio.Task[None] | None = None
+        self._on_stop = on_stop
         self._grace_s = grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,9 +96,16 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+            if self._status is not None:
+                self._reporting = asyncio.create_task(self._status.run())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
+        num_requests = len(self._engine.engine.scheduler.requests)
+        if num_requests:
+            self._on_stop(f"Stopping: {num_requests} requests in flight have {self._grace_s:g} s to end.")
+        if self._reporting is not None:
+            self._reporting.cancel()
         drain = asyncio.create_task(self._engine.drain(self._grace_s))
         await super().shutdown(sockets)
         if self.force_exit:
@@ -102,9 +117,20 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(app: Starlette, engine: AsyncEngine, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then return; a second SIGINT does not wait for requests in flight."""
-    server = Server(app, engine, on_ready=on_ready)
+def serve(
+    app: Starlette,
+    engine: AsyncEngine,
+    listener: socket.socket,
+    on_ready: Callable[[], None],
+    emit: Emit | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then return; a second SIGINT does not wait for requests in flight.
+
+    Args:
+        emit: gets a line about the engine every ten seconds; None logs nothing.
+    """
+    status = StatusReporter(engine.engine, emit) if emit is not None else None
+    server = Server(app, engine, on_ready=on_ready, status=status, on_stop=emit or (lambda line: None))
     # uvicorn raises the signals that it caught once more at its end, for these handlers.
     previous = {number: signal.signal(number, _ignore) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -58,8 +58,9 @@ def test_a_stopped_server_says_what_it_waits_for() -> None:
         url = next(line.split()[1] for line in server.stdout if line.startswith("URL:"))
         body = {"model": "simulated", "prompt": "a b c", "max_tokens": 400, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()
+            next(lines)
             server.send_signal(signal.SIGTERM)
             assert "Stopping: 1 requests in flight" in server.stderr.readline()
-            assert any("[DONE]" in line for line in response.iter_lines()), "what was in flight is finished"
+            assert any("[DONE]" in line for line in lines), "what was in flight is finished"
         assert server.wait(timeout=30) == 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headway.doctor.evidence import Evidence, Objective
 from headway.doctor.figures import figures_of
+from headway.doctor.fixes import must_not
+from headway.doctor.release_check import refusal
 from headway.doctor.rules import find_bottlenecks
 from headway.evidence.engine import EngineEvent, EngineSample, EngineTotals, Histogram
 from headway.evidence.load import LoadResult
@@ -169,3 +173,22 @@ def test_a_counter_that_restarts_counts_from_zero() -> None:
 def test_every_finding_says_what_would_refute_it() -> None:
     found = find_bottlenecks(Evidence(samples=samples([256] * 3, 99, 0.2, 700.0, 0.0)))
     assert all(item.evidence and item.refuted_by for item in found.bottlenecks)
+
+
+def test_a_refused_change_comes_with_the_datas_own_words() -> None:
+    """Only what the change adds counts: the pipeline alone is fine, drafts beside it are not, up to 0.15.0."""
+    effective = flags(f"{LLAMA} --pipeline-parallel-size 2", version="0.15.0")
+    against = refusal(effective, "speculative_config", {"method": "ngram", "num_speculative_tokens": 3})
+    assert against is not None and "unsupported" in against.reason
+    assert refusal(effective, "max_num_seqs", 64) is None
+    assert refusal(flags(f"{LLAMA} --pipeline-parallel-size 2", version="0.18.0"), "max_num_seqs", 64) is None
+
+
+def test_duty_cycle_is_named_as_no_reason_to_scale_wherever_more_gpus_are() -> None:
+    parts: dict[str, Any] = {
+        "effective": flags(f"{LLAMA} --max-num-seqs 256"),
+        "samples": samples([20] * 6, [100, 120, 140, 165, 190, 215], 0.3, 30.0, 31000.0),
+    }
+    found, fixes = judged(**parts)
+    assert any(fix.setting == "replicas" for fix in fixes)
+    assert "GPU duty cycle" in {item.setting for item in must_not(Evidence(**parts), found)}

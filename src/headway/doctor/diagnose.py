@@ -24,13 +24,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     compat = compat_notes(evidence.effective)
     check, fixes = _simulated(evidence, candidates(evidence, findings))
     fixes = [with_speculation(fix, figures) for fix in fixes]
+    turned_off = {fix.setting for fix in fixes if fix.to_value is None}
+    against = [item for item in forbidden_speculation(evidence.effective) if item.setting not in turned_off]
     return Diagnosis(
         subject=subject_of(figures),
         configuration=read_configuration(figures),
         bottlenecks=findings.bottlenecks,
         ruled_out=dict(findings.ruled_out),
         fixes=tuple(fixes),
-        must_not=_once([*must_not(evidence, findings), *forbidden_speculation(evidence.effective)]),
+        must_not=_once([*must_not(evidence, findings), *against]),
         missing=findings.missing,
         compat=compat.notes,
         model_check=check,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from headway.doctor.fix_makers import MAKERS
 from headway.doctor.fix_memory import USUAL_UTILIZATION, raise_utilization
 from headway.doctor.fix_values import OUTSIDE_SETTINGS, exists
 from headway.doctor.forbidden import forbidden
+from headway.doctor.release_check import Refusal, refusal
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, case_of
 from headway.doctor.rules.healthy import no_effect_settings
@@ -42,8 +43,11 @@ class _Advice:
         self._findings = findings
         idle = set(no_effect_settings(case))
         fixes = [fix for fix in self._raw() if self._is_open(fix) and fix.setting not in idle]
-        self.fixes = _without_repeats(fixes)
-        self.must_not = list(self._warnings())
+        checked = [
+            (fix, refusal(case.evidence.effective, fix.setting, fix.to_value)) for fix in _without_repeats(fixes)
+        ]
+        self.fixes = [fix for fix, against in checked if against is None]
+        self.must_not = list(self._warnings([against for _, against in checked if against is not None]))
 
     def _raw(self) -> Iterator[Fix]:
         yield from measured_fixes(self._case)
@@ -92,10 +96,12 @@ class _Advice:
             return fix
         return replace(fix, note=f"SGLang calls it {SGLANG_NAMES[fix.setting]}.")
 
-    def _warnings(self) -> Iterator[MustNot]:
+    def _warnings(self, refused: Sequence[Refusal]) -> Iterator[MustNot]:
         taken = {fix.setting for fix in self.fixes}
         told: set[str] = set()
-        for item in [*_idle_settings(self._case), *forbidden(self._case, self._findings)]:
+        refusals = [MustNot(item.setting, item.reason) for item in refused]
+        others = forbidden(self._case, self._findings, self.fixes)
+        for item in [*refusals, *_idle_settings(self._case), *others]:
             if item.setting not in taken and item.setting not in told:
                 told.add(item.setting)
                 yield item

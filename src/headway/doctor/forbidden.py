@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from headway.doctor.diagnosis import BottleneckKind, MustNot
+from headway.doctor.diagnosis import BottleneckKind, Fix, MustNot
 from headway.doctor.fix_memory import HIGHEST_UTILIZATION
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, amount, percent
 
+DUTY_CYCLE = "GPU duty cycle"
+_DUTY_CYCLE_REASON = (
+    "As a signal to scale by: what nvidia-smi calls utilisation says that some kernel ran, not how much it did; a "
+    "decode step that waits for memory shows 100 %. Scale by requests waiting, KV usage and time to first token."
+)
+_SCALING = frozenset(("replicas", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"))
 _ABOUT_PROMPTS: tuple[BottleneckKind, ...] = (
     "kv_starvation",
     "waiting_queue_stall",
@@ -20,12 +26,14 @@ _ABOUT_PROMPTS: tuple[BottleneckKind, ...] = (
 """Bottlenecks at which people turn on what is on."""
 
 
-def forbidden(case: Case, findings: Findings) -> Iterator[MustNot]:
+def forbidden(case: Case, findings: Findings, fixes: Sequence[Fix]) -> Iterator[MustNot]:
     """What not to do, by what was found and by what is on already."""
     yield from _by_finding(case, findings)
     if findings.has(*_ABOUT_PROMPTS):
         yield from _already_on(case)
     yield from _exhausted(case)
+    if any(fix.setting in _SCALING for fix in fixes) or any("gpu_util" in name for name in case.evidence.stated):
+        yield MustNot(DUTY_CYCLE, _DUTY_CYCLE_REASON)
 
 
 def _by_finding(case: Case, findings: Findings) -> Iterator[MustNot]:

@@ -32,6 +32,10 @@ _TARGETS: Mapping[BottleneckKind, tuple[str, ...]] = {
     "cpu_launch_bound": ("mean_tpot_ms",),
 }
 """What a user feels of a bottleneck, and a fix should improve."""
+_LAST = frozenset((
+    "replicas", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "request_rate",
+))  # fmt: skip
+_BEYOND_FLAGS = frozenset(("offered_load_too_high", "prefill_compute_bound"))
 _WITHOUT_TARGETS = ("output_throughput", "mean_num_waiting")
 """What stands in where the model does not predict what the fix is for: how much gets through, and how many wait."""
 _SIDE_EFFECTS = (
@@ -61,7 +65,8 @@ def rank(items: Sequence[Simulated | Fix], before: Summary, objective: Objective
     `items` come smallest change first. Those that meet every bound of the objective keep that order and lead (without
     bounds: those that bring at least half of the best gain); others that help follow, most gain first. Of either, those
     for the most limiting bottleneck, which is the first fix's, come first: a larger cache puts requests that never end
-    off, and does not end them. Then come those that were not simulated, except that one which stood before all
+    off, and does not end them. Among these, what needs no further GPU and turns no request away comes first, unless no
+    flag lifts the bottleneck. Then come those that were not simulated, except that one which stood before all
     simulated ones stays in front; last, what does not help.
     """
     gains = {id(item): _gain(item, before, objective, shown) for item in items if isinstance(item, Simulated)}
@@ -85,7 +90,7 @@ def rank(items: Sequence[Simulated | Fix], before: Summary, objective: Objective
     helping.sort(key=lambda pair: -pair[0])
     useful = [*reaching, *(fix for _, fix in helping)]
     first = next((kind for fix in map(_fix_of, items) for kind in fix.addresses[:1]), None)
-    useful.sort(key=lambda fix: first not in fix.addresses)
+    useful.sort(key=lambda fix: (first not in fix.addresses, fix.setting in _LAST and first not in _BEYOND_FLAGS))
     return [*leading, *useful, *unsimulated, *useless]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from headway.doctor.evidence import Evidence
 from headway.doctor.fixes import candidates
 from headway.doctor.gather import gather
 from headway.doctor.rules import find_bottlenecks
-from headway.evidence.engine import EngineFacts
+from headway.evidence.engine import EngineFacts, EngineSample
 from headway.evidence.load import LoadResult
 from tests.doctor.building import first, flags, judged, samples
 
@@ -180,3 +181,103 @@ def test_one_stream_in_eager_mode_waits_for_launches() -> None:
     figures = {"itl_ms": 14.5, "concurrency": 1, "output_throughput": 69}
     deployment = "vllm serve llama-3.2-1b --enforce-eager"
     assert _from_figures(figures, deployment, gpu="h100", engine_version="0.10.0")[0] == "cpu_launch_bound"
+
+
+def test_one_scrape_in_which_requests_wait_before_an_idle_engine_is_a_blocked_queue() -> None:
+    stuck = EngineSample(num_running=0, num_waiting=6, kv_usage=0.0)
+    assert first(samples=(stuck,)) == "impossible_request_at_queue_head"
+    arriving = EngineSample(num_running=0, num_waiting=1, kv_usage=0.0)
+    assert first(samples=(arriving,)) != "impossible_request_at_queue_head"
+
+
+def test_nothing_moves_with_every_block_taken_is_for_want_of_blocks() -> None:
+    seen = samples([35] * 4, waiting=[115, 118, 121, 125], kv=0.99, generation=0.0, prompt=0.0)
+    assert first(samples=seen) == "kv_starvation"
+
+
+def test_nothing_moves_with_blocks_left_is_no_matter_of_blocks() -> None:
+    seen = samples([14] * 4, waiting=[9, 12, 15, 18], kv=0.931, generation=0.0, prompt=0.0)
+    assert first(samples=seen) == "engine_stall_other"
+
+
+def test_blocks_held_by_nobody_while_others_wait_are_a_leak_rather_than_a_request_too_long() -> None:
+    seen = samples([0] * 5, waiting=12, kv=0.96, generation=0.0, prompt=0.0)
+    findings, _ = judged(samples=seen)
+    assert findings.first == "kv_leak"
+    assert not findings.has("impossible_request_at_queue_head")
+
+
+@pytest.mark.parametrize(("flag", "expected"), [("--enable-lora", "lora_slots"), ("", "waiting_queue_stall")])
+def test_requests_that_wait_for_no_other_reason_wait_for_adapters_where_adapters_are_served(
+    flag: str, expected: str
+) -> None:
+    seen = samples([1] * 4, waiting=3, kv=0.031, generation=45.7, prompt=0.0)
+    findings, fixes = judged(effective=flags(f"llama-3.1-8b {flag}"), samples=seen)
+    assert findings.first == expected
+    assert [fix.setting for fix in fixes] == (["max_loras"] if flag else [])
+
+
+def test_the_same_request_that_generates_on_and_on_is_a_runaway() -> None:
+    seen = samples([1] * 40, kv=[0.033 + 0.001 * i for i in range(40)], generation=140.0, prompt=0.0)
+    findings, fixes = judged(samples=seen)
+    assert findings.first == "runaway_generation"
+    assert fixes[0].setting == "max_tokens"
+
+
+@pytest.mark.parametrize("prompt", [0.0, 25.0])
+def test_requests_that_come_and_go_are_no_runaways(prompt: float) -> None:
+    """Either prompts are counted, or answers of usual length are all that fits into the time watched."""
+    count = 40 if prompt else 8
+    seen = samples([1] * count, kv=0.03, generation=140.0, prompt=prompt)
+    assert first(samples=seen) != "runaway_generation"
+
+
+def test_a_contrast_that_somebody_states_between_decoding_alone_and_beside_prefill() -> None:
+    figures = {"decode_alone_tok_s": 272.6, "decode_during_prefill_tok_s": 6.62, "prefill_tok_s": 3978}
+    kind, settings = _from_figures(figures, "vllm serve m --max-num-batched-tokens 8192 --max-num-seqs 16")
+    assert (kind, settings[0]) == ("chunk_missized", "max_num_batched_tokens")
+    figures["decode_during_prefill_tok_s"] = 200.0
+    assert _from_figures(figures, "vllm serve m --max-num-batched-tokens 8192")[0] != "chunk_missized"
+
+
+def test_a_small_budget_is_felt_by_clients_whose_prompts_take_many_steps() -> None:
+    figures = {"isl": 2000, "osl": 100, "concurrency": 64, "mean_ttft_ms": 9000, "mean_itl_ms": 30}
+    deployment = "vllm serve llama-3.1-8b --enable-chunked-prefill --max-num-batched-tokens 256"
+    kind, settings = _from_figures(figures, deployment, gpu="h100", engine_version="0.6.4")
+    assert (kind, settings[0]) == ("chunk_missized", "max_num_batched_tokens")
+
+
+def test_a_client_that_does_not_keep_its_rate() -> None:
+    figures = {
+        "request_rate": 200, "request_throughput": 61, "running": 9, "waiting": 0, "mean_ttft_ms": 38, "kv": "1%",
+    }  # fmt: skip
+    assert _from_figures(figures)[0] == "client_bound"
+    assert _from_figures({**figures, "request_throughput": 180})[0] != "client_bound"
+
+
+def test_slow_first_tokens_that_nothing_explains_are_not_called_nothing() -> None:
+    assert _from_figures({"concurrency": 8, "mean_ttft_ms": 19000, "request_throughput": 0.3})[0] is None
+
+
+@pytest.mark.parametrize(("wanted", "setting"), [(9000, "gpu_memory_utilization"), (1_048_576, "max_model_len")])
+def test_memory_that_cannot_suffice_is_not_raised_first(tmp_path: Path, wanted: int, setting: str) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        f"ValueError: The model's max seq len ({wanted}) is larger than the maximum number of tokens that can be "
+        "stored in KV cache (7344). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+        "initializing the engine.\n"
+    )
+    evidence = gather(None, logs=[log])
+    fixes = candidates(evidence, find_bottlenecks(evidence))
+    assert fixes[0].setting == setting
+    assert min(fix.to_value for fix in fixes if fix.setting == "max_model_len") <= 7344
+
+
+def test_the_size_of_the_cache_is_what_its_label_says(tmp_path: Path) -> None:
+    """Blocks of hybrid models hold other numbers of tokens than block_size."""
+    scrape = tmp_path / "metrics.prom"
+    scrape.write_text(
+        'vllm:num_requests_running{engine="0"} 1\n'
+        'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="118",kv_cache_size_tokens="90000"} 1\n'
+    )
+    assert gather(None, metrics=[scrape]).facts.kv_cache_tokens == 90000

@@ -25,6 +25,8 @@ USUAL_UTILIZATION = 0.90
 _SHARED_UTILIZATION = 0.85
 """Highest where the GPU's memory is the host's too."""
 _CAPPED_OUTPUT = 4096
+_UTILIZATION_GAINS = 2.0
+"""A request so many times longer than what fits: the last hundredths of the card's memory do not make up for it."""
 
 
 def change(setting: str, old: Any, new: Any, reason: str, kind: BottleneckKind, *side_effects: str) -> Fix:
@@ -188,21 +190,24 @@ def too_little_memory(case: Case, found: Bottleneck) -> Iterator[Fix]:
         return
     startup = case.evidence.startup
     if startup is not None and startup.fits is False:
-        yield from raise_utilization(case, found.kind)
-        if longest := startup.max_model_len_that_fits:
-            to = round_down(longest, 256) if longest >= 4096 else longest
-            yield change(
-                "max_model_len",
-                startup.max_model_len,
-                to,
-                "The longest that fits.",
-                found.kind,
-                "Longer requests are refused.",
-            )
+        shorter = list(_shorter_requests(startup.max_model_len, startup.max_model_len_that_fits, found.kind))
+        longest, wanted = startup.max_model_len_that_fits, startup.max_model_len
+        if longest and wanted and wanted > _UTILIZATION_GAINS * longest:
+            yield from shorter
+            yield from raise_utilization(case, found.kind)
+        else:
+            yield from raise_utilization(case, found.kind)
+            yield from shorter
         yield from fp8_cache(case, found.kind)
         yield from more_gpus(case, found.kind, "Weights are split over more GPUs.")
         return
     yield from fewer_bytes(case, found)
+
+
+def _shorter_requests(now: int | None, longest: int | None, kind: BottleneckKind) -> Iterator[Fix]:
+    if longest:
+        to = round_down(longest, 256) if longest >= 4096 else longest
+        yield change("max_model_len", now, to, "The longest that fits.", kind, "Longer requests are refused.")
 
 
 def fewer_bytes(case: Case, found: Bottleneck) -> Iterator[Fix]:

@@ -51,6 +51,7 @@ def facts_of(engines: Mapping[EngineKey, _Seen], names: set[str]) -> EngineFacts
     lora = [info["lora"][1] for info in infos if "lora" in info]
     blocks, size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
     dtype, caching = labels.get("cache_dtype"), labels.get("enable_prefix_caching")
+    tokens = _number(labels.get("kv_cache_size_tokens")) or (blocks * size if blocks and size else None)
     slots = [value for item in lora if (value := _number(item.get("max_lora"))) is not None]
     return EngineFacts(
         engine=kind,
@@ -58,7 +59,7 @@ def facts_of(engines: Mapping[EngineKey, _Seen], names: set[str]) -> EngineFacts
         model=model,
         num_gpu_blocks=_count(blocks),
         block_size=_count(size),
-        kv_cache_tokens=_count(blocks * size) if blocks and size else None,
+        kv_cache_tokens=_count(tokens),
         gpu_memory_utilization=_number(labels.get("gpu_memory_utilization")),
         kv_cache_dtype=dtype if dtype and dtype != "None" else None,
         enable_prefix_caching={"True": True, "False": False}.get(caching or ""),

@@ -8,7 +8,11 @@ from headway.doctor.diagnosis import Confidence
 from headway.doctor.figures import Series
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent, span
-from headway.doctor.rules.prefill import measured_prefill_tokens_per_s, slowed_without_prompts
+from headway.doctor.rules.prefill import WAITED_TTFT_S, measured_prefill_tokens_per_s, slowed_without_prompts
+from headway.evidence.figure_names import words_of
+
+_MANY_STEPS = 16
+"""Steps for the prompts of all clients, from which the fixed costs of each are felt in the time to first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,10 @@ def _too_large(case: Case) -> Ruling:
         confidence = "strong" if explains else "medium"
     elif missed is None and bound_s is None and stalls and (tail or 0.0) >= 1e3 * limits.STALLED_ITL_S and explains:
         confidence = "strong" if (tail or 0.0) >= 1e3 * limits.BAD_ITL_S else "medium"
+    elif missed is None and (stated := _stated_contrast(case)) is not None and step.step_s >= limits.STALLED_ITL_S:
+        fast, slow = stated
+        texts.append(f"Decoding runs at {amount(fast)} tokens/s, and at {amount(slow)} beside prefill.")
+        confidence = "medium"
     else:
         return NOTHING
     if tail and usual:
@@ -128,6 +136,28 @@ def _too_large(case: Case) -> Ruling:
         ["Gaps as long in intervals without any prefill.", "Gaps that do not shrink when the chunk does."],
         figures,
     )
+
+
+_DECODE = frozenset(("decode", "decoding", "gen", "generation", "tg", "output"))
+_BESIDE = frozenset(("during", "while", "beside", "under", "with", "mixed", "concurrent"))
+_ALONE = frozenset(("alone", "after", "before", "without", "standalone", "recovered", "idle", "only", "solo", "normal"))
+
+
+def _stated_contrast(case: Case) -> tuple[float, float] | None:
+    """Rates of decoding without and beside prefill, where somebody states both and they are far apart."""
+    fast: list[float] = []
+    slow: list[float] = []
+    for name, value in case.evidence.stated.items():
+        words = set(words_of(name))
+        if not isinstance(value, int | float) or not words & _DECODE:
+            continue
+        if words & _BESIDE and words & {"prefill", "prompt", "prefilling"}:
+            slow.append(float(value))
+        elif words & _ALONE:
+            fast.append(float(value))
+    if not fast or not slow or min(fast) < limits.STALL_RATIO * max(slow):
+        return None
+    return min(fast), max(slow)
 
 
 def _seen_words(budget: int, step: ChunkStep) -> str:
@@ -199,7 +229,7 @@ def _too_small(case: Case) -> Ruling:
         texts.append(
             f"Nobody waits for single tokens here: {budget:,} tokens a step cut prompts into more steps than needed."
         )
-    if not texts or not (waits or case.wants_throughput or case.violates("ttft")):
+    if not texts or not (waits or case.wants_throughput or case.violates("ttft") or _first_tokens_wait(case, budget)):
         return NOTHING
     figures: dict[str, float | str | bool] = {"direction": "up", "max_num_batched_tokens": float(budget)}
     if efficiency is not None:
@@ -207,6 +237,14 @@ def _too_small(case: Case) -> Ruling:
     confidence: Confidence = "strong" if waits and efficiency is not None else "medium"
     refuted = ["Prompt throughput that does not rise with the budget."]
     return found("chunk_missized", confidence, texts, refuted, figures)
+
+
+def _first_tokens_wait(case: Case, budget: int) -> bool:
+    """First tokens are late, and the prompts of all clients take many steps of this budget."""
+    load, ttft = case.figures.load, case.figures.value("mean_ttft_ms", "p50_ttft_ms", "median_ttft_ms")
+    if ttft is None or ttft < 1e3 * WAITED_TTFT_S or case.figures.highest("num_running") is not None:
+        return False
+    return (load.concurrency or 1) * (load.mean_computed_prompt_tokens or 0.0) >= _MANY_STEPS * budget
 
 
 def _efficiency(case: Case, budget: int) -> float | None:

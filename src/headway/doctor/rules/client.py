@@ -8,6 +8,9 @@ from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, perc
 from headway.doctor.rules.missing import CONCURRENCY, RUNNING
 from headway.doctor.rules.physics import is_fast_card
 
+_ARRIVED_SHARE = 0.7
+"""A benchmark's start and end lower its rate by less than the rest."""
+_AT_ONCE_S = 1.0
 _REFUTED = [
     "Requests that wait in the engine while the client measures.",
     "num_requests_running near the client's concurrency throughout.",
@@ -18,7 +21,7 @@ def judge(case: Case) -> Ruling:
     """Signs that the limit lies before the engine."""
     if case.queue is not None and case.queue.is_lasting:
         return NOTHING
-    for rule in (_missing_requests, _outside_time, _slow_for_the_card, _too_few_streams):
+    for rule in (_missing_requests, _missing_arrivals, _outside_time, _slow_for_the_card, _too_few_streams):
         ruling = rule(case)
         if ruling.bottleneck is not None:
             return ruling
@@ -38,6 +41,22 @@ def _missing_requests(case: Case) -> Ruling:
         "rest is on its way, in the client's own work, or behind a limit of connections or a proxy."
     )
     return found("client_bound", "strong", [text], _REFUTED, {"in_engine": inside, "concurrency": float(concurrency)})
+
+
+def _missing_arrivals(case: Case) -> Ruling:
+    """An open loop that offers far more than what completes, yet nothing waits in the engine and it answers at once."""
+    offered, served = case.figures.load.requests_per_s, case.figures.load.completed_per_s
+    waiting, ttft = case.figures.highest("num_waiting"), case.figures.value("p99_ttft_ms", "mean_ttft_ms")
+    if offered is None or served is None or waiting is None or waiting >= 1 or case.figures.load.concurrency:
+        return NOTHING
+    if served >= _ARRIVED_SHARE * offered or ttft is None or ttft >= 1e3 * _AT_ONCE_S:
+        return NOTHING
+    texts = [
+        f"{offered:g} requests/s are meant to be offered, {served:g} complete, and none waits in the engine: the rest "
+        "never reaches it in time.",
+        f"The first token comes after {span(ttft / 1e3)}.",
+    ]
+    return found("client_bound", "medium", texts, _REFUTED, {"offered_requests_per_s": offered})
 
 
 def _outside_time(case: Case) -> Ruling:

@@ -18,6 +18,14 @@ def judge(case: Case) -> Ruling:
         return found("none_idle", "strong" if not figures.load.concurrency else "medium", [text], refuted)
     if not figures.has_run or (case.queue is not None and case.queue.is_lasting):
         return NOTHING
+    ttft = figures.value("mean_ttft_ms", "p50_ttft_ms", "median_ttft_ms")
+    if (
+        running is None
+        and ttft is not None
+        and ttft >= 1e3 * _UNEXPLAINED_TTFT_S
+        and not case.evidence.objective.bounds
+    ):
+        return NOTHING  # without the engine's gauges nobody can say that such a wait is as it should be
     texts = [*_queue_words(case), *_kv_words(case), *_latency_words(case), *sweep_words(case)]
     if not texts:
         return NOTHING
@@ -104,6 +112,7 @@ def sweep_words(case: Case) -> list[str]:
     return texts
 
 
+_UNEXPLAINED_TTFT_S = 5.0
 _UNNAMED = "variant"
 """Runs before and after a change that only the deployment's flags name."""
 _SCHEDULING = frozenset((

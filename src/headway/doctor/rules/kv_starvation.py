@@ -34,7 +34,7 @@ class _Facet:
 
 def judge(case: Case) -> Ruling:
     """KV starvation, from every trace it leaves."""
-    makers = (_warned, _counted, _silent, _swapped, _hog, _at_the_door, _cliff, _filling, _arithmetic)
+    makers = (_warned, _counted, _silent, _swapped, _hog, _at_the_door, _deadlocked, _cliff, _filling, _arithmetic)
     facets = [facet for maker in makers if (facet := maker(case)) is not None]
     if not facets:
         return _excluded(case)
@@ -203,6 +203,20 @@ def _at_the_door(case: Case) -> _Facet | None:
         text += f" and only {amount(queue.num_running)} of {queue.seats} seats are taken"
     is_full = queue.kv_usage >= limits.KV_FULL
     return _Facet("strong" if is_full and queue.seats is not None else "medium", (f"{text}: blocks are the gate.",))
+
+
+def _deadlocked(case: Case) -> _Facet | None:
+    """No token moves, every block is taken, and requests wait: nobody gets the next block, nobody gives one back."""
+    queue = case.queue
+    if queue is None or not queue.is_lasting or queue.gate != "standstill" or not queue.num_running:
+        return None
+    if queue.kv_usage is None or queue.kv_usage < limits.KV_FULL:
+        return None
+    text = (
+        f"Nothing moves: {amount(queue.num_running)} requests run, {amount(queue.num_waiting)} wait, and KV usage is "
+        f"{percent(queue.kv_usage)}, so that none gets its next block."
+    )
+    return _Facet("medium", (text,), {"deadlocked": True})
 
 
 def _cliff(case: Case) -> _Facet | None:

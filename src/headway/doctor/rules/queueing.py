@@ -128,7 +128,7 @@ def _gate(figures: Figures, stretch: Series, seats: int | None, *, is_inferred: 
     full_kv = kv_middle is not None and kv_middle >= tight
     if not full_kv and kv_middle is not None and len(running) and max(running) <= limits.HOG_RUNNING:
         full_kv = kv_middle >= limits.HOG_USAGE and (generation or 0) > 0
-    if _moves_nothing(generation, prompt, stretch.mean("num_running") or 0.0):
+    if _moves_nothing(generation, prompt, running):
         return "standstill"
     if full_seats and full_kv:
         return "kv" if is_inferred else "both"
@@ -143,10 +143,11 @@ def _gate(figures: Figures, stretch: Series, seats: int | None, *, is_inferred: 
     return "other"
 
 
-def _moves_nothing(generation: float | None, prompt: float | None, running: float) -> bool:
+def _moves_nothing(generation: float | None, prompt: float | None, running: tuple[float, ...]) -> bool:
+    """No token moves; where nobody counts tokens, nothing runs although requests wait."""
     if generation is None:
-        return False
-    slow = generation / max(1.0, running) < limits.STALL_TOKENS_PER_S
+        return bool(running) and max(running) == 0.0 and not prompt
+    slow = generation / max(1.0, sum(running) / max(1, len(running))) < limits.STALL_TOKENS_PER_S
     return slow and (prompt or 0.0) < limits.STALL_PROMPT_TOKENS_PER_S
 
 

@@ -8,6 +8,7 @@ from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent
 from headway.doctor.rules.missing import RUNNING
 from headway.doctor.rules.queueing import Queue
+from headway.doctor.rules.standstill import may_be_adapters
 from headway.doctor.rules.sweep import Plateau, find_plateau
 
 _LEAST_DEFAULT = 128
@@ -20,6 +21,8 @@ def judge(case: Case) -> Ruling:
     if queue is not None and queue.is_lasting and queue.gate in ("seats", "both"):
         return _seen(case, queue)
     if queue is not None and queue.is_lasting and queue.gate == "other" and not case.evidence.facts.lora_waiting:
+        if may_be_adapters(case):
+            return NOTHING
         return _by_elimination(case, queue)
     excluded = _excluded(case)
     if excluded is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
 from headway.doctor.diagnosis import Confidence
 from headway.doctor.figures import Series
@@ -13,7 +14,7 @@ from headway.evidence.engine import EngineSample
 
 def judge_impossible(case: Case) -> Ruling:
     """The head of the queue needs more blocks than there are: nothing runs, and everybody waits behind it."""
-    stuck = _longest(case, lambda sample: (sample.num_waiting or 0) >= 1 and sample.num_running == 0)
+    stuck = _longest(case, lambda one: (one.num_waiting or 0) >= 1 and one.num_running == 0 and not _is_full(one))
     pool, length = case.settings.kv_tokens, case.settings.max_model_len
     longest = case.evidence.plan.longest_admissible if case.evidence.plan is not None else None
     admissible = min((value for value in (pool, longest) if value), default=None)
@@ -31,14 +32,17 @@ def judge_impossible(case: Case) -> Ruling:
         "Running above 0 or any token within the next minutes.",
     ]
     if stuck is None:
+        stuck = _only_sample(case)
+    if stuck is None:
         if not exceeds or not case.figures.has_run or case.settings.kv_source == "planned":
             return NOTHING  # vLLM starts only if one request fits: an engine that runs refutes the estimate
         texts.append("No sample shows it happening: the first such request will block all behind it.")
         return found("impossible_request_at_queue_head", "weak", texts, refuted, figures)
     waiting = stuck.last("num_waiting") or 0
+    seen = f"{len(stuck.samples)} samples over {span(stuck.duration_s)}" if len(stuck.samples) > 1 else "One sample"
     texts.insert(
         0,
-        f"{len(stuck.samples)} samples over {span(stuck.duration_s)}: nothing runs, {amount(waiting)} requests wait, "
+        f"{seen}: nothing runs, {amount(waiting)} requests wait, "
         f"and no token is computed, at KV usage {percent(stuck.mean('kv_usage') or 0.0)}. Blocks and seats are free: "
         "the first in the queue can never be scheduled.",
     )
@@ -47,9 +51,20 @@ def judge_impossible(case: Case) -> Ruling:
     return found("impossible_request_at_queue_head", confidence, texts, refuted, figures)
 
 
+def _only_sample(case: Case) -> Series | None:
+    """The only sample there is, if several wait in it with nothing running and blocks free: no step leaves that."""
+    samples = [sample for series in case.figures.series for sample in series.samples]
+    if len(samples) != 1 or samples[0].num_running != 0 or (samples[0].num_waiting or 0) < 2:
+        return None
+    is_free = samples[0].kv_usage is not None and samples[0].kv_usage < limits.KV_ROOM
+    return Series((samples[0],)) if is_free and _is_still(samples[0]) else None
+
+
 def judge_stall(case: Case) -> Ruling:
-    """Requests run, blocks are free, and hardly a token comes out."""
+    """Requests run, and hardly a token comes out; blocks are free, or at least do not explain it alone."""
     stuck = _longest(case, lambda sample: (sample.num_running or 0) > 0 and not _is_full(sample))
+    if stuck is None:
+        stuck = _longest(case, lambda sample: (sample.num_running or 0) > 0)
     if stuck is None:
         return NOTHING
     rate, running = stuck.mean("generation_tokens_per_s") or 0.0, stuck.mean("num_running") or 0.0
@@ -71,9 +86,12 @@ def judge_stall(case: Case) -> Ruling:
     if later:
         texts.append(f"Afterwards {later:,.0f} prompt tokens/s are reported at once: work had piled up.")
     is_prefill = computed is not None and computed >= limits.PLAUSIBLE_PREFILL
+    confidence: Confidence = "strong" if kv is not None and kv < limits.KV_ROOM and not is_prefill else "medium"
+    if kv is not None and kv >= limits.KV_FULL:
+        confidence = "weak"
     return found(
         "engine_stall_other",
-        "strong" if kv is not None and kv < limits.KV_ROOM and not is_prefill else "medium",
+        confidence,
         texts,
         [
             "A single prompt of tens of thousands of tokens in this interval: its tokens are counted when it is done.",
@@ -92,6 +110,8 @@ def judge_lora(case: Case) -> Ruling:
     """Requests wait for a LoRA slot: seats and blocks are free, but max_loras adapters are in the batch."""
     facts, slots = case.evidence.facts, case.settings.max_loras
     running, waiting = set(facts.lora_running), set(facts.lora_waiting)
+    if may_be_adapters(case):
+        return _adapters_by_elimination(case, slots or 1)
     others = waiting - running
     if not others or slots is None or len(running) < slots:
         return NOTHING
@@ -116,11 +136,39 @@ def judge_lora(case: Case) -> Ruling:
     )
 
 
+def may_be_adapters(case: Case) -> bool:
+    """Adapters are served, nothing else explains the queue, and nothing tells which adapters run."""
+    queue, effective = case.queue, case.evidence.effective
+    if queue is None or not queue.is_lasting or queue.gate != "other" or effective is None:
+        return False
+    is_told = bool(case.evidence.facts.lora_running or case.evidence.facts.lora_waiting)
+    return effective.value("enable_lora") is True and not is_told
+
+
+def _adapters_by_elimination(case: Case, slots: int) -> Ruling:
+    queue = case.queue
+    assert queue is not None
+    text = (
+        f"{amount(queue.num_waiting)} requests wait while {amount(queue.num_running)} run; seats and blocks are free "
+        f"and no prompt is computed. Adapters are served with max_loras {slots}: a request whose adapter is not among "
+        f"the {slots} in the batch waits until one leaves."
+    )
+    wanted = float(slots + ceil(queue.num_waiting))
+    return found(
+        "lora_slots",
+        "medium",
+        [text],
+        ["Waiting requests whose adapter is among the running ones.", "A queue of requests to the base model alone."],
+        {"max_loras": float(slots), "num_adapters": wanted},
+        ("adapters: vllm:lora_requests_info lists those that run and those that wait",),
+    )
+
+
 def _is_still(sample: EngineSample) -> bool:
     """No token moves, however many requests there are."""
     generation, prompt = sample.generation_tokens_per_s, sample.prompt_tokens_per_s
     if generation is None:
-        return False
+        return sample.num_running == 0 and not prompt
     running = max(1.0, sample.num_running or 0.0)
     return generation / running < limits.STALL_TOKENS_PER_S and (prompt or 0.0) < limits.STALL_PROMPT_TOKENS_PER_S
 

@@ -3,7 +3,8 @@
     python bench/fit_roofline.py measured_serving.csv --out src/headway/catalog/roofline_coefficients.json
     python bench/fit_roofline.py measured_serving.csv --judge           # the file's coefficients, no fit
 
-Twelve numbers for all models, cards and versions; no source decides alone. The steps of every row are
+Twelve numbers for all models, cards and versions; no source decides alone. Eleven are fitted on dense models; then the
+twelfth, what the products of experts reach, on mixtures of experts with those eleven held. The steps of every row are
 recorded by one simulation and priced again for each candidate (`headway.accuracy.step_recording`); what is printed at
 the end is what simulations with the coefficients in question give. Rows of a 70B model on two H100 are never fitted.
 """
@@ -48,7 +49,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "kv_memory": (0.3, 0.95),
     "compute": (0.2, 0.95),
     "narrow_gain": (0.05, 1.0),
-    "attention": (0.1, 0.9),
+    "experts": (0.05, 0.95),
     "network": (0.1, 0.95),
     "all_reduce_s": (1e-6, 3e-5),
     "layer_s": (5e-6, 1e-4),
@@ -62,7 +63,7 @@ PRIOR = RooflineCoefficients(
     kv_memory=0.9,
     compute=0.6,
     narrow_gain=0.6,
-    attention=0.35,
+    experts=0.3,
     network=0.5,
     all_reduce_s=5e-6,
     layer_s=5e-5,
@@ -104,11 +105,12 @@ def main() -> None:
     parser.add_argument("--no-leave-out", action="store_true", help="errors of the fit on the rows it was made on")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    selection = select_rows(arguments.path)
-    print_counts(selection)
+    dense, mixtures = (select_rows(arguments.path, mixtures=flag) for flag in (False, True))
+    for selection in (dense, mixtures):
+        print_counts(selection)
     with ProcessPoolExecutor(arguments.jobs) as pool:
         fitted = fitted_coefficients().coefficients if arguments.judge else PRIOR
-        recorded = record_all(pool, selection.rows, fitted)
+        recorded = record_all(pool, [*dense.rows, *mixtures.rows], fitted)
         if not arguments.judge:
             fitted = search(recorded, fitted)
             recorded = record_open(pool, recorded, fitted)
@@ -119,9 +121,13 @@ def main() -> None:
             folds = leave_one_out(pool, recorded, fitted)
         jobs = [(item, folds.get(item.row.source, fitted)) for item in recorded]
         judged = [error for errors in pool.map(judge, jobs, chunksize=8) for error in errors]
-    residuals = report(judged, "each source left out of its fit" if folds else "in sample")
+    label = "each source left out of its fit" if folds else "in sample"
+    is_moe = {item.row.row_id: item.row.model.is_moe for item in recorded}
+    residuals = report([error for error in judged if not is_moe[error.row_id]], f"dense models, {label}")
+    of_mixtures = report([error for error in judged if is_moe[error.row_id]], f"mixtures of experts, {label}")
+    residuals |= {f"{metric}_experts": value for metric, value in of_mixtures.items()}
     if arguments.out is not None:
-        write(arguments.out, fitted, residuals, selection, len(recorded))
+        write(arguments.out, fitted, residuals, dense, mixtures)
 
 
 def print_counts(selection: Selection) -> None:
@@ -187,6 +193,14 @@ def _search_job(job: tuple[Sequence[Recorded], RooflineCoefficients]) -> Rooflin
 
 
 def search(recorded: Sequence[Recorded], start: RooflineCoefficients) -> RooflineCoefficients:
+    """All but one coefficient on dense models, then that one on mixtures of experts."""
+    dense = [item for item in recorded if not item.row.model.is_moe]
+    mixtures = [item for item in recorded if item.row.model.is_moe]
+    best = _search(dense, start, [name for name in _BOUNDS if name != "experts"])
+    return _search(mixtures, best, ["experts"]) if mixtures else best
+
+
+def _search(recorded: Sequence[Recorded], start: RooflineCoefficients, names: Sequence[str]) -> RooflineCoefficients:
     """Pattern search over logarithms: one coefficient at a time, with steps that halve."""
     loss = loss_of(recorded)
     best, lowest = start, loss(start)
@@ -194,7 +208,8 @@ def search(recorded: Sequence[Recorded], start: RooflineCoefficients) -> Rooflin
         improved = True
         while improved:
             improved = False
-            for name, (low, high) in _BOUNDS.items():
+            for name in names:
+                low, high = _BOUNDS[name]
                 for sign in (1, -1):
                     value = min(high, max(low, getattr(best, name) * math.exp(sign * step)))
                     candidate = replace(best, **{name: float(f"{value:.4g}")})
@@ -203,6 +218,10 @@ def search(recorded: Sequence[Recorded], start: RooflineCoefficients) -> Rooflin
                         best, lowest, improved = candidate, found, True
                         break
     return best
+
+
+_LIMITS = 10
+"""Numbers of `step_limits`."""
 
 
 class Arrays:
@@ -225,7 +244,7 @@ class Arrays:
             rows.append(
                 (
                     oracle.narrow_ratio,
-                    setup.model.num_layers,
+                    oracle.num_plain_layers,
                     oracle.num_all_reduces,
                     setup.enforce_eager,
                     is_v0,
@@ -238,23 +257,28 @@ class Arrays:
                 factor = item.factors["output_throughput" if "output" in error.metric else f"mean_{error.metric}_ms"]
                 targets.append((index, list(METRICS).index(error.metric), error.measured / factor))
         self.steps = np.array(limits, dtype=float).T
-        self.of_row = self.steps[7].astype(int)
+        self.of_row = self.steps[_LIMITS].astype(int)
         self.chunks = np.array(chunks, dtype=float).T
         self.rows = np.array(rows, dtype=float).T
         self.targets = np.array(targets, dtype=float).T
 
     def prices(self, fitted: RooflineCoefficients) -> np.ndarray:
         """Seconds of each step."""
-        linear_m, linear_c, state, head_m, head_c, network, kv = self.steps[:7]
+        dense_m, dense_c, expert_m, expert_c, passes, state, head_m, head_c, network, kv = self.steps[:_LIMITS]
         ratio, layers, reduces, eager, is_v0, is_async, _, age = self.rows[:, self.of_row]
-        device = ridge(linear_m / fitted.memory, linear_c / fitted.compute / ratio**fitted.narrow_gain)
-        device += state / fitted.memory + ridge(head_m / fitted.memory, head_c / fitted.compute)
+        gain = ratio**fitted.narrow_gain
+        device = ridge(dense_m / fitted.memory, dense_c / (fitted.compute * gain))
+        device += ridge(expert_m / fitted.memory, expert_c / (fitted.experts * gain))
+        device += (passes + state) / fitted.memory
+        device += ridge(head_m / fitted.memory, head_c / fitted.compute)
         device += layers * fitted.layer_s + reduces * fitted.all_reduce_s + network / fitted.network
         device += kv / fitted.kv_memory
         step, compute, memory = self.chunks
-        chunk_s = np.maximum(compute / fitted.attention, memory / fitted.kv_memory)
+        chunk_s = np.maximum(compute / fitted.compute, memory / fitted.kv_memory)
         device += np.bincount(step.astype(int), chunk_s, minlength=len(device))
-        host = age * (np.where(is_v0 > 0, fitted.host_v0_s, fitted.host_s) + self.steps[11] * fitted.host_request_s)
+        host = age * (
+            np.where(is_v0 > 0, fitted.host_v0_s, fitted.host_s) + self.steps[_LIMITS + 4] * fitted.host_request_s
+        )
         device = np.maximum(device, eager * (layers * fitted.eager_layer_s + host))
         host = np.where(eager > 0, 0.0, host)
         return np.asarray(np.where(is_async > 0, np.maximum(device, host), device + host))
@@ -262,7 +286,9 @@ class Arrays:
     def answers(self, fitted: RooflineCoefficients) -> np.ndarray:
         """Row × metric, as `Recording.price` gives them."""
         seconds = self.prices(fitted)
-        sums = [np.bincount(self.of_row, seconds * self.steps[i], minlength=len(self.recorded)) for i in (8, 9, 10)]
+        sums = [
+            np.bincount(self.of_row, seconds * weight, minlength=len(self.recorded)) for weight in self.steps[-4:-1]
+        ]
         decoding = np.array([max(1, item.merged.num_decoding) for item in self.recorded])
         requests = np.array([item.merged.num_requests for item in self.recorded])
         tokens = np.array([item.merged.num_output_tokens for item in self.recorded])
@@ -339,15 +365,20 @@ def report(errors: Sequence[RowError], label: str) -> dict[str, float]:
 
 
 def write(
-    path: Path, fitted: RooflineCoefficients, residuals: Mapping[str, float], selection: Selection, num_rows: int
+    path: Path,
+    fitted: RooflineCoefficients,
+    residuals: Mapping[str, float],
+    dense: Selection,
+    mixtures: Selection,
 ) -> None:
     """The catalogue's data file."""
-    sources = len(by_source(selection.rows))
     record = {
         "coefficients": asdict(fitted),
         "residuals": residuals,
-        "source": f"bench/fit_roofline.py on {num_rows} measured vLLM rows of {sources} sources; "
-        "residuals are medians of the absolute error, averaged over sources, each left out of its fit",
+        "source": f"bench/fit_roofline.py on {len(dense.rows)} measured vLLM rows of dense models from "
+        f"{len(by_source(dense.rows))} sources, and for `experts` {len(mixtures.rows)} rows of mixtures from "
+        f"{len(by_source(mixtures.rows))}; residuals are medians of the absolute error, averaged over sources, each "
+        "left out of its fit",
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

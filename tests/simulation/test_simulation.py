@@ -239,13 +239,9 @@ class TestRealProblems:
         _, rates, waits = zip(*prefill_shares, strict=True)
         assert list(rates) == sorted(rates, reverse=True)
         assert list(waits) == sorted(waits)
-        assert rates[0] > 2.5 * rates[-1]
+        assert list(rates) == pytest.approx([15.0, 11.4, 7.0, 4.8], rel=0.3)
+        assert list(waits) == pytest.approx([27_200, 34_400, 54_900, 80_000], rel=0.3)
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="The roofline, fitted on dense models, prices a mixed step of this MoE by reading all experts' weights: "
-        "166 ms at any budget, where 441 to 179 ms were measured.",
-    )
     def test_a_smaller_prefill_share_buys_decode_latency(
         self, prefill_shares: list[tuple[float, float, float]]
     ) -> None:
@@ -253,6 +249,7 @@ class TestRealProblems:
         times = [time for time, _, _ in prefill_shares]
         assert times == sorted(times, reverse=True)
         assert times[0] > 1.5 * times[-1]
+        assert times == pytest.approx([441, 282, 232, 179], rel=0.3)
 
     def test_more_seats_move_the_queue_into_the_batch(self) -> None:
         """vLLM issue 17598: 32 seats instead of 16 raise the gap between tokens; whether that is worse, TTFT says."""

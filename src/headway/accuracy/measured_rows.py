@@ -121,8 +121,11 @@ class _DroppedError(Exception):
     """A row does not pass; the message names the gate."""
 
 
-def select_rows(path: Path) -> Selection:
+def select_rows(path: Path, *, mixtures: bool = False) -> Selection:
     """Rows of vLLM, grade A+ to B, dense and in the catalogue, with lengths, load and TPOT.
+
+    With `mixtures`, rows of mixtures of experts instead of dense ones, but not with data parallelism, which spreads
+    the experts over the replicas.
 
     Left out besides: speculation (its acceptance is not in a row), more GPUs than the parallel sizes say, and states
     between releases, of which no version's behaviour can be assumed.
@@ -141,7 +144,7 @@ def select_rows(path: Path) -> Selection:
     rows, dropped = [], Counter[str]()
     for record in raw:
         try:
-            rows.append(_row(record))
+            rows.append(_row(record, mixtures))
         except _DroppedError as gate:
             dropped[str(gate)] += 1
     return Selection(tuple(rows), len(raw), dropped)
@@ -155,7 +158,7 @@ def by_source(rows: Iterable[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
     return groups
 
 
-def _row(record: Mapping[str, str]) -> MeasuredRow:
+def _row(record: Mapping[str, str], mixtures: bool) -> MeasuredRow:
     _gate(record["engine"] == "vllm", "another engine")
     _gate(record["grade"] in GRADES, "grade below B")
     prompt, output = _number(record["isl"]), _number(record["osl"])
@@ -168,8 +171,9 @@ def _row(record: Mapping[str, str]) -> MeasuredRow:
     _gate(output > 1, "one output token has no TPOT")
     _gate(record["spec_decode"].lower() in ("", "none", "off"), "speculation")
     model, card = _facts(record)
-    _gate(not model.is_moe, "not dense")
+    _gate(model.is_moe == mixtures, "dense" if mixtures else "not dense")
     tp, pp, dp = (int(_number(record[name]) or 1) for name in ("tp", "pp", "dp"))
+    _gate(not mixtures or dp == 1, "experts spread over replicas")
     gpus = _number(record["num_gpus"])
     if not record["tp"] and gpus is not None:
         tp = int(gpus) // (pp * dp)

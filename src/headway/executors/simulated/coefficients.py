@@ -25,9 +25,9 @@ class RooflineCoefficients:
     Args:
         memory: share of the bandwidth that reading weights reaches.
         kv_memory: share of the bandwidth that decode attention reaches when it reads KV.
-        compute: share of the 16-bit arithmetic that matrix products reach.
+        compute: share of the 16-bit arithmetic that matrix products and prefill attention reach.
         narrow_gain: what 8- and 4-bit arithmetic brings: the peak is taken as 16-bit peak × ratio of peaks ** gain.
-        attention: share of the 16-bit arithmetic that prefill attention reaches.
+        experts: share of the 16-bit arithmetic that the products of experts reach, each with a tile half empty.
         network: share of the link's bandwidth that an all-reduce reaches.
         all_reduce_s: fixed time of one all-reduce.
         layer_s: fixed device time of one layer: small kernels and the gaps between kernels.
@@ -41,7 +41,7 @@ class RooflineCoefficients:
     kv_memory: float
     compute: float
     narrow_gain: float
-    attention: float
+    experts: float
     network: float
     all_reduce_s: float
     layer_s: float
@@ -54,7 +54,7 @@ class RooflineCoefficients:
         for name, value in asdict(self).items():
             if not 0.0 <= value < float("inf"):
                 raise ConfigError(f"The roofline coefficient {name} must be a number of at least 0, not {value}.")
-        for name in ("memory", "kv_memory", "compute", "attention", "network"):
+        for name in ("memory", "kv_memory", "compute", "experts", "network"):
             if getattr(self, name) == 0.0:
                 raise ConfigError(f"The roofline coefficient {name} must be above 0.")
 
@@ -82,10 +82,9 @@ class FittedCoefficients:
     residuals: Mapping[str, float]
     source: str
 
-    @property
-    def step_error(self) -> float:
-        """Typical relative error of a step's time: that of TPOT."""
-        return self.residuals["tpot"]
+    def step_error(self, *, is_moe: bool) -> float:
+        """Typical relative error of a step's time: that of TPOT, of dense models or of mixtures of experts."""
+        return self.residuals["tpot_experts" if is_moe else "tpot"]
 
 
 @cache

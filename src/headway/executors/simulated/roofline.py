@@ -52,12 +52,26 @@ class RooflineSetup:
 class RowLimits(NamedTuple):
     """Seconds that a step's rows take at full bandwidth or full 16-bit arithmetic, before any efficiency."""
 
-    linear_memory_s: float
-    linear_compute_s: float
+    dense_memory_s: float
+    dense_compute_s: float
+    expert_memory_s: float
+    expert_compute_s: float
+    pass_s: float
+    """Norms, activations, sums: read and written between the products."""
     state_s: float
     head_memory_s: float
     head_compute_s: float
     network_s: float
+
+    @property
+    def linear_memory_s(self) -> float:
+        """Reading the weights of all layers, with what their products read and write."""
+        return self.dense_memory_s + self.expert_memory_s
+
+    @property
+    def linear_compute_s(self) -> float:
+        """The operations of all layers' products."""
+        return self.dense_compute_s + self.expert_compute_s
 
 
 class RooflineOracle:
@@ -88,6 +102,11 @@ class RooflineOracle:
         self._plain_kv = len(self._kinds) == 1 and self._kinds[0].window is None
         self._kv_token_s = self.kv_limit_s(1, 1) / fitted.kv_memory
         self._rows = lru_cache(maxsize=16384)(self._price_rows)
+
+    @property
+    def num_plain_layers(self) -> float:
+        """Layers, in those of a dense model by kernels launched."""
+        return self._work.num_layers
 
     @property
     def provenance(self) -> str:
@@ -140,7 +159,7 @@ class RooflineOracle:
             return 0.0
         fitted, setup = self.coefficients, self.setup
         host_s = fitted.host_time_s(setup.engine_version, num_requests)
-        return setup.model.num_layers * fitted.eager_layer_s + host_s
+        return self._work.num_layers * fitted.eager_layer_s + host_s
 
     def _host(self, shape: StepShape) -> float:
         return self.host_time(shape.num_tokens, shape.num_decodes + len(shape.chunks))
@@ -159,8 +178,11 @@ class RooflineOracle:
         work, rows = self._work, self._padded(num_rows)
         sampled = bool(num_sampled)
         return RowLimits(
-            work.bytes_for(rows) / self._peak_bytes_per_s,
-            rows * (work.row_flops + work.expert_row_flops) / self._wide_flops_per_s,
+            (work.weight_bytes + rows * work.product_row_bytes) / self._peak_bytes_per_s,
+            rows * work.row_flops / self._wide_flops_per_s,
+            (work.experts_for(rows) + rows * work.expert_row_bytes) / self._peak_bytes_per_s,
+            work.expert_rows(rows) * work.expert_row_flops / self._wide_flops_per_s,
+            rows * work.pass_row_bytes / self._peak_bytes_per_s,
             num_sequences * work.state_bytes / self._peak_bytes_per_s,
             sampled * work.head_bytes / self._peak_bytes_per_s,
             num_sampled * work.head_row_flops / self._wide_flops_per_s,
@@ -169,12 +191,16 @@ class RooflineOracle:
 
     def _row_parts(self, num_rows: int, num_sequences: int, num_sampled: int) -> dict[str, float]:
         limits, fitted = self.row_limits(num_rows, num_sequences, num_sampled), self.coefficients
-        compute = fitted.compute * self.narrow_ratio**fitted.narrow_gain
-        linear_s = _ridge(limits.linear_memory_s / fitted.memory, limits.linear_compute_s / compute)
+        gain = self.narrow_ratio**fitted.narrow_gain
+        dense_s = _ridge(limits.dense_memory_s / fitted.memory, limits.dense_compute_s / (fitted.compute * gain))
         return {
-            "linear": linear_s + limits.state_s / fitted.memory,
+            "linear": dense_s + limits.state_s / fitted.memory,
+            "experts": _ridge(
+                limits.expert_memory_s / fitted.memory, limits.expert_compute_s / (fitted.experts * gain)
+            ),
+            "passes": limits.pass_s / fitted.memory,
             "head": _ridge(limits.head_memory_s / fitted.memory, limits.head_compute_s / fitted.compute),
-            "layers": self.setup.model.num_layers * fitted.layer_s,
+            "layers": self._work.num_layers * fitted.layer_s,
             "all_reduce": self.num_all_reduces * fitted.all_reduce_s + limits.network_s / fitted.network,
         }
 
@@ -205,7 +231,7 @@ class RooflineOracle:
 
     def _chunk_attention(self, chunk: Chunk) -> float:
         fitted = self.coefficients
-        return sum(max(c / fitted.attention, m / fitted.kv_memory) for c, m in self.chunk_limits(chunk))
+        return sum(max(c / fitted.compute, m / fitted.kv_memory) for c, m in self.chunk_limits(chunk))
 
     def explain(self, shape: StepShape) -> Sequence[Part]:
         """See `LatencyOracle`. Without CUDA graphs the device may wait for launches: a part of its own."""
@@ -222,7 +248,7 @@ class RooflineOracle:
         if not self.is_fitted:
             return None
         fitted = fitted_coefficients()
-        return ErrorBar(fitted.step_error, fitted.source)
+        return ErrorBar(fitted.step_error(is_moe=self.setup.model.is_moe), fitted.source)
 
     def floor_s(self, num_decodes: int, num_context_tokens: int) -> float:
         """Time that no efficiency can beat: the bytes of a decode step over the full bandwidth."""

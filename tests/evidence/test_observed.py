@@ -239,3 +239,8 @@ def test_nothing_that_is_stated_stops_the_reader(tree: dict[str, Any], text: str
         assert sample.kv_usage is None or 0 <= sample.kv_usage <= 1
     with contextlib.suppress(InputError):
         read_observed(text)
+
+
+def test_a_sum_over_a_count_is_a_mean() -> None:
+    (load,) = read_observed("queuing_seconds_sum=8130.5,queuing_count=251").loads
+    assert load.measured["mean_queue_ms"] == pytest.approx(32392.4, rel=1e-4)

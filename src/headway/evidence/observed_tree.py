@@ -86,7 +86,7 @@ class ObservedTree:
                 nested.append((key, value))
             else:
                 self._scalar(group, key, value, f"{path}.{key}" if path else key, is_spec)
-        self._means(group, node, path)
+        self._means(group, node)
         later = [(key, value) for key, value in nested if not self._table(group, key, value, base)]
         if group.is_sample and group.prompt is not None:
             group.rates.setdefault("prompt_tokens_per_s", group.prompt)
@@ -145,7 +145,7 @@ class ObservedTree:
         else:
             self._keep(where, amount.value if amount is not None else str(value)[:200])
 
-    def _means(self, group: Group, node: Mapping[Any, Any], path: str) -> None:
+    def _means(self, group: Group, node: Mapping[Any, Any]) -> None:
         """A latency's sum over its count is its mean."""
         for raw, value in node.items():
             key = str(raw)

@@ -46,3 +46,11 @@ def test_what_is_for_the_first_bottleneck_comes_first_if_it_helps() -> None:
     assert order(cap, cache) == ["max_tokens", "kv_cache_dtype"]
     useless = simulated("max_tokens", None, 4096, "runaway_generation")
     assert order(useless, cache) == ["kv_cache_dtype", "max_tokens"]
+
+
+def test_blocks_that_come_free_show_in_throughput_where_waiting_requests_have_no_first_token_yet() -> None:
+    """What waits forever is in no latency: more tokens for the same requests are the sign."""
+    before: Summary = {**BEFORE, "output_throughput": 700.0}
+    cap = Fix("max_tokens", None, 4096, "", ("runaway_generation",))
+    (fix,) = rank([Simulated(cap, {**before, "output_throughput": 900.0})], before, Objective(), tuple(before))
+    assert fix.helps

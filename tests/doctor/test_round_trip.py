@@ -77,9 +77,10 @@ def test_the_first_fix_removes_the_fault(name: str, folder: Folder) -> None:
     if fault.is_gone:
         findings = find_bottlenecks(planted_evidence(name, after, folder()))
         assert fault.kind not in sure(findings.bottlenecks), findings.bottlenecks
+    foretold = fault.foretold or fault.metric
     for effect in fix.predicted:
-        if effect.metric == fault.metric and effect.before:
-            assert (effect.after < effect.before) != fault.metric.endswith("throughput"), "the direction is foretold"
+        if effect.metric == foretold and effect.before:
+            assert (effect.after > effect.before) == foretold.endswith("throughput"), "the direction is foretold"
 
 
 def improvement(fault: Planted, before: Observed, after: Observed) -> float:

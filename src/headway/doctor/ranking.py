@@ -17,13 +17,13 @@ _ENOUGH = 0.5
 _MORE_IS_BETTER = ("throughput",)
 _TTFT, _ITL = ("p99_ttft_ms", "median_ttft_ms"), ("p99_itl_ms", "mean_tpot_ms")
 _TARGETS: Mapping[BottleneckKind, tuple[str, ...]] = {
-    "kv_starvation": _TTFT,
+    "kv_starvation": (*_TTFT, "output_throughput"),
     "waiting_queue_stall": _TTFT,
     "prefill_compute_bound": _TTFT,
     "impossible_request_at_queue_head": _TTFT,
     "offered_load_too_high": _TTFT,
     "lora_slots": _TTFT,
-    "runaway_generation": _TTFT,
+    "runaway_generation": (*_TTFT, "output_throughput"),
     "long_prompt_hol": (*_TTFT, "p99_itl_ms"),
     "chunk_missized": _ITL,
     "decode_compute_bound": _ITL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,8 +24,8 @@ from headway.workload.trace import TraceRequest
 
 _PREFIX_KEY_TOKENS = 16
 _MOST_REQUESTS, _LEAST_REQUESTS = 1500, 60
-_WAVES, _LEAST_WAVES = 8, 2
-_WARM_UP = 0.2
+_WAVES, _LEAST_WAVES = 8, 1.3
+_WARM_UP, _MOST_WARM_UP = 0.2, 0.8
 _SECONDS = 0.3
 _LONG_OUTPUT = 500
 
@@ -73,7 +73,9 @@ class FittedWorkload:
         return replace(self, requests=requests, window=window)
 
     def shared_by(self, replicas: int) -> FittedWorkload:
-        """What one of several replicas gets: every so-manieth request, or its share of the clients.
+        """What the busiest of several replicas gets: every so-manieth request, or its share of the clients.
+
+        Of the ways to count off, that with most tokens: one long prompt in hundreds holds up some replica.
 
         Raises:
             NotSimulatedError: there are fewer clients than replicas.
@@ -81,7 +83,8 @@ class FittedWorkload:
         if self.concurrency is not None and self.concurrency < replicas:
             raise NotSimulatedError(f"{self.concurrency} clients do not load {replicas} replicas.")
         clients = None if self.concurrency is None else max(1, round(self.concurrency / replicas))
-        requests, window = self.requests[::replicas], self.window
+        parts = (self.requests[first::replicas] for first in range(replicas))
+        requests, window = max(parts, key=_num_tokens), self.window
         if window is not None:
             window = Window(window.num_before // replicas, len(requests), window.until_s)
         return replace(self, requests=requests, concurrency=clients, window=window)
@@ -94,6 +97,10 @@ class FittedWorkload:
                 replace(item, num_output_tokens=min(item.num_output_tokens, max_tokens)) for item in self.requests
             ),
         )
+
+
+def _num_tokens(requests: Sequence[TraceRequest]) -> int:
+    return sum(request.num_prompt_tokens + request.num_output_tokens for request in requests)
 
 
 def fit_workload(
@@ -157,7 +164,7 @@ def _window(arrivals: Arrivals, count: int, load: LoadResult | None) -> Window |
         held = arrivals.backlog + arrivals.half_done
         return Window(0 if count < 2 * held else held, count, arrivals.until_s)
     warm = max(arrivals.concurrency or 0, int(_WARM_UP * count))
-    return Window(min(warm, count // 2), count)
+    return Window(min(warm, int(_MOST_WARM_UP * count)), count)
 
 
 def _with_prefix(request: TraceRequest, hit_rate: float) -> TraceRequest:
@@ -196,7 +203,7 @@ def _num_requests(arrivals: Arrivals, load: LoadResult | None, affordable: int) 
         return arrivals.backlog + arrivals.half_done + len(arrivals.instants)
     if arrivals.concurrency is not None:
         wanted = total or max(_LEAST_REQUESTS, _WAVES * arrivals.concurrency)
-        return min(wanted, max(affordable, _LEAST_WAVES * arrivals.concurrency))
+        return min(wanted, max(affordable, math.ceil(_LEAST_WAVES * arrivals.concurrency)))
     if math.isinf(arrivals.requests_per_s):
         return min(total or affordable, _MOST_REQUESTS)
     return min(total or _MOST_REQUESTS, affordable)

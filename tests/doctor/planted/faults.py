@@ -9,7 +9,8 @@ from headway.catalog.accelerators import GIB
 from headway.doctor.diagnosis import BottleneckKind
 from headway.executors.simulated.oracle import DecodePricer, ErrorBar, LatencyOracle, Part, StepShape, StepTime
 from headway.simulation.options import DeploymentOptions
-from headway.simulation.server_log import StatusFigures, startup_lines, status_line
+from headway.simulation.server_log import log_prefix, startup_lines
+from headway.status_log import StatusFigures, status_line
 from tests.doctor.planted.server import Load, Server, evenly, poisson, together
 
 
@@ -21,6 +22,8 @@ class Planted:
         metric: the summary key that the fault spoils.
         improves: what share of it is left at most, or by what share it grows at least, once the first fix is made.
         is_gone: whether the doctor then no longer names the fault; else it is only less.
+        foretold: the predicted key that must get better; default: `metric`. Requests that wait for ever are in no
+            latency, so that theirs cannot be foretold.
         bounds: the operator's objectives.
     """
 
@@ -29,6 +32,7 @@ class Planted:
     metric: str = "p99_ttft_ms"
     improves: float = 0.5
     is_gone: bool = True
+    foretold: str = ""
     bounds: Mapping[str, float] = field(default_factory=dict)
     goal: str = "latency"
 
@@ -80,7 +84,7 @@ class Stalling:
 
 FAULTS: dict[str, Planted] = {
     "pool_too_small": Planted(
-        Server(_llama(gpu_memory_utilization=0.45), Load(poisson(2.5, 120, (600, 1400), (300, 900)))),
+        Server(_llama(gpu_memory_utilization=0.45), Load(poisson(2.5, 90, (600, 1400), (300, 900)))),
         "kv_starvation",
     ),
     "one_long_hog": Planted(
@@ -93,10 +97,10 @@ FAULTS: dict[str, Planted] = {
         is_gone=False,
     ),
     "too_few_seats": Planted(
-        Server(_llama("h100", max_num_seqs=8), Load(poisson(6, 90, (300, 700), (200, 400)))), "waiting_queue_stall"
+        Server(_llama("h100", max_num_seqs=8), Load(poisson(6, 60, (300, 700), (200, 400)))), "waiting_queue_stall"
     ),
     "prompts_beyond_prefill": Planted(
-        Server(_llama(max_num_batched_tokens=8192), Load(poisson(2.2, 150, (5500, 6500), (2, 2)))),
+        Server(_llama(max_num_batched_tokens=8192), Load(poisson(2.6, 100, (5500, 6500), (2, 2)))),
         "prefill_compute_bound",
     ),
     "chunk_too_large": Planted(
@@ -113,7 +117,7 @@ FAULTS: dict[str, Planted] = {
         bounds={"p99_itl_ms": 400.0},
     ),
     "chunk_too_small": Planted(
-        Server(_llama("h100", max_num_batched_tokens=128), Load(poisson(9, 80, (1800, 2200), (30, 60)))),
+        Server(_llama("h100", max_num_batched_tokens=128), Load(poisson(9, 50, (1800, 2200), (30, 60)))),
         "chunk_missized",
     ),
     "behind_a_long_prompt": Planted(
@@ -124,7 +128,7 @@ FAULTS: dict[str, Planted] = {
         "long_prompt_hol",
     ),
     "more_than_it_can_carry": Planted(
-        Server(_llama("a100"), Load(poisson(30, 60, (300, 700), (300, 500)))),
+        Server(_llama("a100"), Load(poisson(30, 40, (300, 700), (300, 500)))),
         "offered_load_too_high",
     ),
     "read_of_the_weights": Planted(
@@ -140,7 +144,7 @@ FAULTS: dict[str, Planted] = {
     "drafts_refused": Planted(
         Server(
             _llama("h100", speculative_config='{"method": "ngram", "num_speculative_tokens": 5}', acceptance_rate=0.05),
-            Load(poisson(9, 60, (300, 700), (200, 400))),
+            Load(poisson(9, 40, (300, 700), (200, 400))),
         ),
         "spec_decode_overhead",
         metric="mean_tpot_ms",
@@ -149,21 +153,24 @@ FAULTS: dict[str, Planted] = {
     "without_graphs": Planted(
         Server(
             DeploymentOptions(model="qwen2.5-0.5b", gpu="h100", enforce_eager=True),
-            Load(poisson(4, 90, (200, 400), (200, 400))),
+            Load(poisson(4, 50, (200, 400), (200, 400))),
         ),
         "cpu_launch_bound",
         metric="mean_itl_ms",
     ),
     "client_too_slow": Planted(
-        Server(_llama("h100"), Load(evenly(200, 0, 500, 300), concurrency=4), scrape_interval_s=5.0),
+        Server(_llama("h100"), Load(evenly(200, 0, 500, 300), concurrency=4)),
         "client_bound",
         metric="output_throughput",
         is_gone=False,
         goal="throughput",
     ),
     "nobody_says_stop": Planted(
-        Server(_llama(max_model_len=8192), Load(poisson(0.25, 400, (200, 600), (7500, 7500)))),
+        Server(
+            _llama(max_model_len=8192, gpu_memory_utilization=0.75), Load(poisson(0.3, 300, (200, 600), (7500, 7500)))
+        ),
         "runaway_generation",
+        foretold="output_throughput",
     ),
 }
 """Faults that a change of the deployment, or of its clients, removes."""
@@ -192,7 +199,7 @@ def unschedulable(options: DeploymentOptions, minutes: int = 4) -> str:
     """
     lines = startup_lines(options.resolve())
     for minute in range(1, minutes + 1):
-        lines.append(status_line(60.0 * minute, 0, StatusFigures(0.0, 0.0, 0, minute, 0.0, 0.0)))
+        lines.append(status_line(log_prefix(60.0 * minute), 0, StatusFigures(0.0, 0.0, 0, minute, 0.0, 0.0)))
     return "\n".join(lines) + "\n"
 
 

@@ -72,7 +72,7 @@ class Server:
     options: DeploymentOptions
     load: Load
     disturb: Callable[[LatencyOracle], LatencyOracle] | None = None
-    scrape_interval_s: float = 10.0
+    scrape_interval_s: float = 5.0
 
     @property
     def command(self) -> str:

@@ -78,3 +78,15 @@ def test_without_physics_the_histogram_and_the_prompt_rate_show_a_chunk_that_is_
     assert kinds(gaps) == ["chunk_missized"]
     smooth = Histogram((0.1, 0.2, 1.0, 2.5), (0.0, 70.0, 70.0, 70.0), 70.0, 8.0)
     assert "chunk_missized" not in kinds(smooth)
+
+
+def test_blocks_taken_sample_by_sample_are_a_long_prompt_and_no_stall() -> None:
+    """Engines count a prompt when it is done; its chunks take blocks before."""
+    deployment = flags("vllm serve meta-llama/Llama-3.1-8B")
+    rates = [0.0, 0.0, 0.0, 0.0, 20.0, 20.0]
+    growing = samples([1.0] * 6, 0.0, [0.2, 0.35, 0.5, 0.65, 0.7, 0.7], rates, [0.0, 0.0, 0.0, 0.0, 9000.0, 0.0])
+    still = samples([1.0] * 6, 0.0, 0.2, rates, 0.0)
+    kinds = [
+        [item.kind for item in judged(effective=deployment, samples=seen)[0].bottlenecks] for seen in (growing, still)
+    ]
+    assert "engine_stall_other" not in kinds[0] and kinds[1][0] == "engine_stall_other"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import ceil
 
 from headway.doctor.diagnosis import Confidence
@@ -65,7 +66,7 @@ def judge_stall(case: Case) -> Ruling:
     stuck = _longest(case, lambda sample: (sample.num_running or 0) > 0 and not _is_full(sample))
     if stuck is None:
         stuck = _longest(case, lambda sample: (sample.num_running or 0) > 0)
-    if stuck is None:
+    if stuck is None or _takes_blocks(stuck):
         return NOTHING
     rate, running = stuck.mean("generation_tokens_per_s") or 0.0, stuck.mean("num_running") or 0.0
     kv = stuck.mean("kv_usage")
@@ -104,6 +105,15 @@ def judge_stall(case: Case) -> Ruling:
             "device: a hung collective; compare the ranks' logs",
         ),
     )
+
+
+def _takes_blocks(stuck: Series) -> bool:
+    """The same requests take more blocks in every sample: chunks of a long prompt, which counts when it is done."""
+    usage, running = stuck.values("kv_usage"), stuck.values("num_running")
+    if len(usage) < limits.QUEUE_LEAST_SAMPLES or max(running) != min(running):
+        return False
+    rises = all(before < after for before, after in pairwise(usage))
+    return rises and usage[-1] - usage[0] >= limits.PREFILL_USAGE
 
 
 def judge_lora(case: Case) -> Ruling:

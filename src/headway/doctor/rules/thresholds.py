@@ -69,6 +69,8 @@ many seconds without a token are no more than that."""
 PLAUSIBLE_PREFILL = 1000.0
 """Prompt tokens a second over a whole standstill from which a long prefill explains it; engines count a prompt's tokens
 when it is done. Slower than that only the smallest devices compute."""
+PREFILL_USAGE = 0.02
+"""Growth of KV usage over a standstill from which prompts are being computed: one block is less in any usual pool."""
 LEAK_USAGE = 0.01
 """KV usage with nothing running or waiting. Cached blocks count as free, so that an idle pool reads 0."""
 IDLE_RUNNING = 0.5

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from headway.core.engine import Engine, Listener
 from headway.core.events import Event, RequestArrived, StepFinished, StrideFinished
+from headway.report.latency import LatencyAccumulator
 from headway.report.slo import RequestRecord
-from headway.report.summary import ServingStats, Summary
+from headway.report.summary import DEFAULT_PERCENTILES, ServingStats, Summary, latency_keys
 from headway.simulation.measurement import Measurement
 from headway.simulation.run import SimulatedDeployment, SimulatedWorkload, simulate
 
-_LEAST_REQUESTS = 5
+_LEAST_SAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,15 @@ class _Gate:
         if self._window.until_s is None and self._num_arrived >= self._window.num_requests and self.is_open:
             self.closed_at = at
 
+    def counts(self, sent_at: float) -> bool:
+        """Whether a request that ends now is measured. Where the window ends with the last arrival, those that came in
+        it are, however late they end: they have only earlier ones ahead of them."""
+        if self.opened_at is None or sent_at < self.opened_at:
+            return False
+        if self._window.until_s is not None:
+            return self.is_open
+        return self.closed_at is None or sent_at <= self.closed_at
+
     def passed(self, now: float) -> None:
         until_s = self._window.until_s
         if until_s is not None and now > until_s and self.is_open:
@@ -63,17 +73,22 @@ class _Gate:
 
 
 class _GatedStats(ServingStats):
-    """Takes in what happens while the gate is open; of requests, those that arrived since it opened."""
+    """Takes in what happens while the gate is open.
+
+    Waiting is measured of requests that arrived while it was, and step times of those that end while it is: the drain
+    has few running, and would make them look quick.
+    """
 
     def __init__(self, gate: _Gate) -> None:
         super().__init__(0.0)
         self._gate = gate
         self.num_tokens = 0
         self.num_ended = 0
+        self._within = {name: LatencyAccumulator() for name in ("ttft", "tpot", "itl", "e2el")}
 
     def add_gap(self, gap_s: float, count: int = 1) -> None:
         if self._gate.is_open:
-            super().add_gap(gap_s, count)
+            self._within["itl"].add(gap_s, count)
 
     def add_tokens(self, at: float, num_tokens: int) -> None:
         if self._gate.is_open:
@@ -82,8 +97,19 @@ class _GatedStats(ServingStats):
     def add_request(self, record: RequestRecord) -> None:
         if self._gate.is_open:
             self.num_ended += 1
-            if self._gate.opened_at is not None and record.sent_at >= self._gate.opened_at:
-                super().add_request(record)
+            if record.tpot_s is not None:
+                self._within["tpot"].add(record.tpot_s)
+        if self._gate.counts(record.sent_at):
+            self._within["ttft"].add(record.ttft_s)
+            self._within["e2el"].add(record.e2el_s)
+
+    def latencies(self) -> Summary:
+        """Statistics of what enough was seen of."""
+        found: Summary = {}
+        for name, samples in self._within.items():
+            if len(samples) >= _LEAST_SAMPLES:
+                found |= latency_keys(name, samples, DEFAULT_PERCENTILES)
+        return found
 
 
 class _WindowObserver:
@@ -114,12 +140,7 @@ class _WindowObserver:
         busy_s = sum(rank.busy_s for rank in self._ranks)
         if busy_s > 0.0:
             found["mean_kv_usage"] = sum(rank.kv_s for rank in self._ranks) / busy_s
-        summary = self._stats.summary()
-        endings = ["_itl_ms"]
-        if self._stats.num_completed >= _LEAST_REQUESTS:
-            endings += ["_ttft_ms", "_tpot_ms", "_e2el_ms"]
-        found |= {key: value for key, value in summary.items() if key.endswith(tuple(endings)) and value is not None}
-        return found
+        return found | self._stats.latencies()
 
 
 class _Rank:

@@ -144,7 +144,12 @@ def _seats(row: SettingRead, figures: Figures) -> str:
     if running is not None and running >= row.value:
         parts.append("All seats were taken.")
     elif running is not None and running < 0.5 * row.value:
-        parts.append(f"At most {running:.0f} were taken: this is not what limits.")
+        doubtful = figures.settings.is_default("max_num_seqs") and (figures.highest("num_waiting") or 0) >= 1
+        parts.append(
+            f"At most {running:.0f} ran while others waited: perhaps it is set lower where these flags do not say."
+            if doubtful
+            else f"At most {running:.0f} were taken: this is not what limits."
+        )
     above = _is_more(row)
     if above is not None:
         parts.append(

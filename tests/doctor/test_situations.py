@@ -10,7 +10,7 @@ import pytest
 from headway.doctor.evidence import Evidence
 from headway.doctor.fixes import candidates
 from headway.doctor.gather import gather
-from headway.doctor.rules import find_bottlenecks
+from headway.doctor.rules import case_of, find_bottlenecks
 from headway.evidence.engine import EngineFacts, EngineSample
 from headway.evidence.load import LoadResult
 from tests.doctor.building import first, flags, judged, samples
@@ -281,3 +281,53 @@ def test_the_size_of_the_cache_is_what_its_label_says(tmp_path: Path) -> None:
         'vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="118",kv_cache_size_tokens="90000"} 1\n'
     )
     assert gather(None, metrics=[scrape]).facts.kv_cache_tokens == 90000
+
+
+def test_decodes_that_stand_still_until_a_prompt_is_counted_stand_behind_its_chunks() -> None:
+    """Engines count a prompt's tokens when it is done: until then nothing shows but blocks that fill."""
+    kv = [0.30, 0.34, 0.36, 0.38, 0.40, 0.41, 0.42, 0.44, 0.44]
+    seen = samples(
+        [3, 4, 4, 4, 4, 4, 4, 4, 4],
+        kv=kv,
+        generation=[80.0, 1.2, 0.6, 0.7, 0.5, 0.6, 0.8, 20.0, 85.0],
+        prompt=[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 8800.0, 0.0],
+    )
+    findings, fixes = judged(effective=flags("m --max-num-batched-tokens 8192", gpu=None), samples=seen)
+    assert findings.first == "chunk_missized"
+    assert (fixes[0].setting, fixes[0].from_value > fixes[0].to_value) == ("max_num_batched_tokens", True)
+
+
+def test_the_longest_prompts_are_those_that_somebody_states() -> None:
+    figures = {"long_prompts": "400k-600k tokens every 2 min", "p50_ttft_ms": 900, "p99_ttft_s": 38}
+    deployment = "python -m sglang.launch_server --model k --chunked-prefill-size 8192"
+    assert _from_figures(figures, deployment)[0] == "long_prompt_hol"
+    assert _from_figures({**figures, "long_prompts": "3 of 100"}, deployment)[0] != "long_prompt_hol"
+
+
+def test_a_file_that_holds_a_command_of_another_engine_is_read_as_words(tmp_path: Path) -> None:
+    path = tmp_path / "flags.txt"
+    path.write_text("python -m sglang.launch_server --model k --chunked-prefill-size 4096\n")
+    evidence = gather(path)
+    assert case_of(evidence).settings.max_num_batched_tokens == 4096
+
+
+def test_usage_in_columns_beside_their_instants_is_a_series_over_time() -> None:
+    figures = {"t": [0, 6, 12, 18, 24], "kv": [92.1, 92.7, 93.5, 94.2, 94.9]}
+    told = case_of(gather(None, observed=[json.dumps(figures)])).figures.as_mapping()
+    assert told["seconds_to_full"] == pytest.approx(44, rel=0.15)
+
+
+def test_a_warning_of_preemption_alone_does_not_halve_seats_that_nobody_chose(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "WARNING 03-06 08:00:00 scheduler.py:1754] Sequence group 221 is preempted by PreemptionMode.RECOMPUTE mode "
+        "because there is not enough KV cache space. total_num_cumulative_preemption=101\n"
+    )
+    evidence = gather(None, logs=[log], engine_version="0.6.3")
+    fixes = candidates(evidence, find_bottlenecks(evidence))
+    assert fixes[0].setting == "gpu_memory_utilization"
+
+
+def test_a_measured_gain_is_advised_whether_or_not_the_flags_are_known() -> None:
+    figures = {"tok_s": {"eager+mtp": 8.8, "graph+mtp": 9.2, "eager": 11.1, "graph": 11.5}}
+    assert "speculative_config" in _from_figures(figures, gpu="gb10")[1]

@@ -31,6 +31,8 @@ _REMARK = re.compile(r"\s\([^(){}$'\"]{1,200}\)(?=\s|$)")
 """What people write beside a flag, such as `(default)`."""
 _CHANGE = re.compile(r"(?<=\s)\S+ (?:->|→|=>) (\S+)")
 """`0.80 -> 0.85`: what is there now is the second."""
+_WORDS_MAX_BYTES = 20_000
+"""A file in none of the known forms may hold a command of another engine, or flags with words around them."""
 _IMAGE = re.compile(r"[\w.-]+(?:/[\w.-]+)*:v?\d+\.\d+[\w.-]*")
 """The name of a container image with a release for its tag."""
 _CATALOGUE_NAME = re.compile(r"\w[\w.-]{0,99}(/[\w.-]{1,100})?")
@@ -91,10 +93,13 @@ def _invocations(reading: _Reading, deployment: Path | str | None, model: str | 
     if path is None:
         reading.words = str(deployment)
         return _from_words(reading, reading.words, model)
-    read_text(path, MAX_BYTES)
+    text = read_text(path, MAX_BYTES)
     try:
         return read_file(path)
     except HeadwayError as error:
+        if len(text) <= _WORDS_MAX_BYTES and (found := _from_words(_Reading(reading.facts, ""), text, model)):
+            reading.words = text
+            return found
         reading.notes.append(f"The deployment {path.name} is not used: {error}")
         return []
 

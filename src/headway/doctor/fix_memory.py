@@ -163,7 +163,7 @@ def sustainable_seats(case: Case) -> int | None:
 def _fewer_seats(case: Case, found: Bottleneck) -> Iterator[Fix]:
     """Preemption recomputes what was computed: admitting only as many as last to their end saves that work."""
     seats, to = case.settings.max_num_seqs, sustainable_seats(case)
-    if to is None and seats is not None and not case.figures.series:
+    if to is None and seats is not None and not case.figures.series and not case.settings.is_default("max_num_seqs"):
         to = seats // 2
     if to is None or to < limits.FEW_RUNNING or (seats is not None and to >= seats):
         return

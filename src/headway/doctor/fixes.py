@@ -81,7 +81,7 @@ class _Advice:
         if setting in OUTSIDE_SETTINGS or (setting == "max_num_seqs" and self._are_seats_seen()):
             return default
         if setting in ("speculative_config", "speculative_model"):
-            return default if self._case.evidence.effective is None else self._case.settings.speculation
+            return self._case.settings.speculation if self._case.settings.written - {"model"} else default
         value = getattr(self._case.settings, setting, None)
         if value is None and self._case.evidence.effective is not None:
             value = self._case.evidence.effective.value(setting)

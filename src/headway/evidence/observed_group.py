@@ -36,6 +36,7 @@ class Group:
     prompt: float | None = None
     at_s: float | None = None
     interval_s: float | None = None
+    times: list[float] = field(default_factory=list)
 
     @property
     def is_sample(self) -> bool:
@@ -63,6 +64,14 @@ class Group:
             return False
         return True
 
+    def put_times(self, values: Sequence[Any]) -> bool:
+        """Instants of the values in the lists beside; False unless all are instants in order."""
+        times = [moment for value in values if (moment := instant(value)) is not None]
+        if len(times) < max(1, len(values)) or times != sorted(times):
+            return False
+        self.times = times
+        return True
+
     def column(self, named: Run) -> Run:
         """The run that has this label already, or a new one."""
         for run in self.columns:
@@ -85,6 +94,8 @@ class Group:
         made = []
         for index in range(max(len(values) for values in series.values())):
             at_s = None if self.interval_s is None else index * self.interval_s
+            if index < len(self.times):
+                at_s = self.times[index] - self.times[0]
             now: dict[str, Any] = {name: values[index] for name, values in series.items() if index < len(values)}
             made.append(EngineSample(at_s=at_s, source=self.source, **{**figures, **now}))
         return made

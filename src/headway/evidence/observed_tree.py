@@ -194,7 +194,8 @@ class ObservedTree:
         """A figure by run, by percentile or by bucket, or a list of its values; False for anything else."""
         figure = figure_of(_SERIES_WORDS.sub("", key))
         if isinstance(value, list):
-            return group.put_list(figure, value)
+            is_time = key.strip().lower() in _TIME_NAMES
+            return group.put_times(value) if is_time else group.put_list(figure, value)
         if (match := _BUCKETS.fullmatch(key)) and (found := _histogram(match[1], value)) is not None:
             self._histograms[found[0]] = found[1]
             return True

@@ -67,6 +67,8 @@ def _seen_in_samples(case: Case, budget: int) -> ChunkStep | None:
         rates = [one.prompt_tokens_per_s or 0.0 for one in series.samples]
         pairs = list(zip(rates, hidden, strict=True))
         beside = series.where(tuple(rate >= prefill / 2 or is_hidden for rate, is_hidden in pairs))
+        if sum(hidden) >= limits.STALL_LEAST_SAMPLES and series.where(hidden).duration_s >= limits.STALL_LEAST_S:
+            beside = series.where(hidden)  # an interval in which a prompt is done is prefill only in part
         alone = series.where(
             tuple(rate < limits.STALL_PROMPT_TOKENS_PER_S and not is_hidden for rate, is_hidden in pairs)
         )

@@ -7,6 +7,11 @@ from math import ceil
 from headway.doctor.diagnosis import Confidence
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, Values, amount, found
+from headway.evidence.figure_names import words_of
+from headway.evidence.quantities import quantity
+
+_LEAST_LONG = 1000.0
+"""Tokens: a smaller number counts prompts."""
 
 
 def judge(case: Case) -> Ruling:
@@ -64,10 +69,26 @@ def _tail(case: Case) -> tuple[float, str]:
     return best, words
 
 
+_LONG = frozenset(("long", "longest", "max", "maximum", "largest", "biggest", "huge"))
+
+
+def _stated_longest(case: Case) -> float | None:
+    """Tokens of the longest prompts, where somebody says so: `long_prompts: 642k-912k tokens`."""
+    found: list[float] = []
+    for name, value in case.evidence.stated.items():
+        words = set(words_of(name.rpartition(".")[2]))
+        amount_told = quantity(value)
+        if words & _LONG and words & {"prompt", "prompts", "input"} and amount_told is not None:
+            found.append(amount_told.high or amount_told.value)
+    return max((tokens for tokens in found if tokens >= _LEAST_LONG), default=None)
+
+
 def _rounds(case: Case) -> tuple[float | None, str]:
     """Steps that the longest prompt takes the budget for."""
     budget = case.settings.max_num_batched_tokens
     longest = case.figures.load.longest_prompt_tokens
+    if longest is None:
+        longest = _stated_longest(case)
     if longest is None:
         longest = max((run.mean_prompt_tokens or 0.0 for run in case.evidence.loads), default=0.0)
     stated = [value for name, value in case.evidence.stated.items() if name.rpartition(".")[2] == "rounds"]

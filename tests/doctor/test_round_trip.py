@@ -7,6 +7,7 @@ the deployment itself, must remove it. Nothing of the deployment is known to it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from headway.doctor.fix_values import OUTSIDE_SETTINGS
 from headway.doctor.gather import gather
 from headway.doctor.rules import find_bottlenecks
 from headway.simulation.options import DeploymentOptions
-from tests.doctor.planted.faults import FAULTS, HEALTHY, IDLE, STALLS, Planted, refused_start, unschedulable
+from tests.doctor.planted.faults import FAULTS, HEALTHY, IDLE, STALLS, Planted, Slower, refused_start, unschedulable
 from tests.doctor.planted.server import Observed, Server
 
 Folder = Callable[[], Path]
@@ -61,6 +62,15 @@ def test_the_fault_is_named_first(name: str, folder: Folder) -> None:
     findings = find_bottlenecks(planted_evidence(name, observed(name), folder()))
     assert sure(findings.bottlenecks)[:1] == [FAULTS[name].kind], findings.bottlenecks
     assert FAULTS[name].kind not in findings.ruled_out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FAULTS if name != "nobody_says_stop"])
+def test_the_fault_is_named_on_a_machine_that_is_slower_than_its_model(name: str, folder: Folder) -> None:
+    """By a fifth, and a millisecond a step. Outputs that never end take too long there to be seen at their limit."""
+    seen = replace(FAULTS[name].server, disturb=Slower).observe()
+    findings = find_bottlenecks(planted_evidence(name, seen, folder()))
+    assert sure(findings.bottlenecks)[:1] == [FAULTS[name].kind], findings.bottlenecks
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.catalog.accelerators import GIB
@@ -42,17 +42,12 @@ def _llama(gpu: str = "l40s", **changes: object) -> DeploymentOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Stalling:
-    """An oracle whose machine hangs for a while, again and again: what a collective or a compiler does.
-
-    Args:
-        every: steps between two stalls.
-    """
+class Slower:
+    """An oracle whose machine takes longer than modelled: a share of each step, and some host time."""
 
     inner: LatencyOracle
-    every: int
-    stall_s: float
-    _steps: list[int] = field(default_factory=lambda: [0])
+    factor: float = 1.2
+    host_s: float = 1e-3
 
     @property
     def provenance(self) -> str:
@@ -61,25 +56,46 @@ class Stalling:
 
     def step_time(self, shape: StepShape) -> StepTime:
         """See `LatencyOracle`."""
-        self._steps[0] += 1
         time = self.inner.step_time(shape)
-        return time._replace(device_s=time.device_s + self.stall_s) if self._steps[0] % self.every == 0 else time
+        return time._replace(device_s=time.device_s * self.factor, host_s=time.host_s + self.host_s)
 
     def decode_pricer(self, num_decodes: int) -> DecodePricer:
         """See `LatencyOracle`."""
-        return self.inner.decode_pricer(num_decodes)
+        price, factor = self.inner.decode_pricer(num_decodes), self.factor
+        return lambda num_context_tokens: price(num_context_tokens) * factor
 
     def host_time(self, num_tokens: int, num_requests: int) -> float:
         """See `LatencyOracle`."""
-        return self.inner.host_time(num_tokens, num_requests)
+        return self.inner.host_time(num_tokens, num_requests) + self.host_s
 
-    def explain(self, shape: StepShape) -> list[Part]:
+    def explain(self, shape: StepShape) -> Sequence[Part]:
         """See `LatencyOracle`."""
-        return list(self.inner.explain(shape))
+        return self.inner.explain(shape)
 
     def error_bar(self) -> ErrorBar | None:
         """See `LatencyOracle`."""
         return self.inner.error_bar()
+
+
+@dataclass(frozen=True, slots=True)
+class Stalling(Slower):
+    """An oracle whose machine hangs for a while, again and again: what a collective or a compiler does.
+
+    Args:
+        every: steps from one stall to the next.
+    """
+
+    factor: float = 1.0
+    host_s: float = 0.0
+    every: int = 6000
+    stall_s: float = 45.0
+    _steps: list[int] = field(default_factory=lambda: [0])
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """See `LatencyOracle`."""
+        self._steps[0] += 1
+        time = self.inner.step_time(shape)
+        return time._replace(device_s=time.device_s + self.stall_s) if self._steps[0] % self.every == 0 else time
 
 
 FAULTS: dict[str, Planted] = {
@@ -179,7 +195,8 @@ STALLS = Planted(
     Server(
         _llama("h100"),
         Load(poisson(1.5, 200, (300, 700), (200, 400))),
-        disturb=lambda oracle: Stalling(oracle, 6000, 45.0),
+        disturb=Stalling,
+        is_steady=False,
     ),
     "engine_stall_other",
 )

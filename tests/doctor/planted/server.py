@@ -67,12 +67,17 @@ def together(*parts: Iterable[TraceRequest]) -> list[TraceRequest]:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A deployment under a load. `disturb` makes its machine behave as no model of it knows."""
+    """A deployment under a load. `disturb` makes its machine behave as no model of it knows.
+
+    Args:
+        is_steady: whether steps of one shape always take the same time.
+    """
 
     options: DeploymentOptions
     load: Load
     disturb: Callable[[LatencyOracle], LatencyOracle] | None = None
     scrape_interval_s: float = 5.0
+    is_steady: bool = True
 
     @property
     def command(self) -> str:
@@ -107,7 +112,7 @@ class Server:
             deployment,
             SimulatedWorkload(self.load.requests, self.load.concurrency),
             observers=[telemetry],
-            fast_forward=self.disturb is None,
+            fast_forward=self.is_steady,
         )
         telemetry.close()
         until = result.summary["duration"] or 0.0

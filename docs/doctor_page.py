@@ -94,7 +94,7 @@ used*.
 - The simulation is fitted to the evidence first: arrivals, lengths, prefix hits, step times. If it does not reproduce
   what was seen, nothing is predicted, and the page says by how much it was off.
 - A prediction compares two simulations, before and after, so that both share the model's error. ± is the error of
-  step times, carried to the metric ([accuracy.md](accuracy.md)). Effects under 3 % are no effects.
+  step times, carried to the metric ([how far off: doctor-accuracy.md](doctor-accuracy.md)). Effects under 3 % are none.
 - The first fix is the smallest change that reaches the objective (`--slo`), or, without one, that brings at least
   half of what the best one brings.
 

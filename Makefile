@@ -1,6 +1,6 @@
 # Everything a newcomer needs. Each target makes the virtual environment it needs.
 #   make serve [PORT=8000] [MODEL=path]   an OpenAI endpoint on the bundled model, or on MODEL
-#   make test                             all tests
+#   make test                             all tests; make test-fast leaves the slow ones out
 #   make bench [ARGS=...]                 the four policies side by side on the real model
 PYTHON ?= python3
 PORT ?= 8000
@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve test lint types format bench docs fuzz conformance clean
+.PHONY: serve test test-fast lint types format bench docs fuzz conformance clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/headway serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -20,6 +20,10 @@ bench: $(VENV)/serve.stamp
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(ARGS)
+
+# Without what takes more than a few seconds each: under two minutes on two idle cores.
+test-fast: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .

@@ -40,6 +40,7 @@ def measure(concurrency: int) -> LoadResult:
 class TestFit:
     """Host time and kernel scale."""
 
+    @pytest.mark.slow
     def test_two_loads_tell_kernels_from_host(self) -> None:
         """Both numbers come back, and the error is small."""
         result = calibrate(OPTIONS.resolve().deployment, [measure(1), measure(64)], latency="roofline")

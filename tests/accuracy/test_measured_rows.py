@@ -82,6 +82,7 @@ class TestPredicate:
         assert selection.num_read == 2 and len(selection.rows) == 1
         assert dict(selection.dropped) == {gate: 1}
 
+    @pytest.mark.slow
     def test_the_open_rows(self) -> None:
         """The counts that docs/accuracy.md gives."""
         selection = select_rows(shared_path("measured_serving_open.csv"))
@@ -169,6 +170,7 @@ class TestPrediction:
         assert config.scheduler.max_num_seqs == 256 and not config.cache.enable_prefix_caching
         assert config.policy == "continuous"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("row_id", ["ms05259", "ms05260", "ms05261", "ms05262"])
     def test_70b_on_two_h100_within_10_percent(self, row_id: str) -> None:
         """1,024 in and out, 4 to 64 at once; no row of this model on two H100 was fitted."""

@@ -16,6 +16,8 @@ from headway.cli.validate import validate
 from headway.errors import InputError
 from tests.shared_data import shared_path
 
+pytestmark = pytest.mark.slow
+
 RECORD: dict[str, object] = {
     "input_toks": 100,
     "output_toks": 11,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -166,5 +167,6 @@ class KVCacheMachine(CountedMachine):
         assert self.kv.pool.num_free_blocks == self.kv.pool.num_usable_blocks
 
 
+@pytest.mark.slow
 def test_manager_agrees_with_naive_tables() -> None:
     run_machine(KVCacheMachine)

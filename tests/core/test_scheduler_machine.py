@@ -10,6 +10,7 @@ from collections import Counter, deque
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -228,5 +229,6 @@ class SchedulerMachine(CountedMachine):
                 assert tokens == expected[: len(tokens)]
 
 
+@pytest.mark.slow
 def test_scheduler_serves_everybody_exactly_once() -> None:
     run_machine(SchedulerMachine)

@@ -55,6 +55,7 @@ def value(summary: Summary, metric: str) -> float:
     return float(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRUTHS)
 @pytest.mark.parametrize("with_histograms", [True, False])
 def test_the_fitted_model_reproduces_what_was_observed(name: str, with_histograms: bool) -> None:

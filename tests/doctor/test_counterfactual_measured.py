@@ -55,6 +55,7 @@ def test_changes_on_an_l40s_go_the_way_and_as_far_as_predicted() -> None:
     assert sum(effect.is_covered for effect in effects) >= len(effects) - 1
 
 
+@pytest.mark.slow
 def test_configurations_of_an_a10g_rank_by_throughput_as_predicted() -> None:
     """Every fourth run of the study, by a model fitted to one of the others."""
     every = runs("akamas-a10g-study")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -94,6 +95,7 @@ _EVIDENCE = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(_EVIDENCE)
 @settings(max_examples=30, deadline=None)
 def test_any_evidence_has_an_answer_in_every_format(evidence: Evidence) -> None:

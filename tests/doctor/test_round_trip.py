@@ -23,6 +23,8 @@ from headway.simulation.options import DeploymentOptions
 from tests.doctor.planted.faults import FAULTS, HEALTHY, IDLE, STALLS, Planted, Slower, refused_start, unschedulable
 from tests.doctor.planted.server import Observed, Server
 
+pytestmark = pytest.mark.slow
+
 Folder = Callable[[], Path]
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -183,6 +184,7 @@ def test_findings_are_whole(recipe: Recipe) -> None:
     assert all(math.isfinite(value) for value in figures_of(seen).as_mapping().values())
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, phases=PHASES)
 @given(recipes)
 def test_fixes_change_something_and_contradict_nothing(recipe: Recipe) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from headway.core.arrivals import Arrival, TraceSource
 from headway.core.clock import VirtualClock
@@ -50,6 +51,7 @@ def test_a_line_tells_what_the_engine_did_and_an_idle_engine_is_silent(tmp_path:
     assert first.generation_tokens_per_s and second.generation_tokens_per_s == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_server_says_what_it_waits_for() -> None:
     flags = ("--latency", DEPLOYMENT.latency, "--num-gpu-blocks-override", "100", "--max-model-len", "512")
     command = [sys.executable, "-m", "headway", "serve", "--executor", "sim", "--port", "0", *flags]

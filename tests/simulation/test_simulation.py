@@ -205,6 +205,7 @@ def prefill_shares() -> list[tuple[float, float, float]]:
 class TestRealProblems:
     """Measured by users; the shape, and where the inputs are known the size, must come out."""
 
+    @pytest.mark.slow
     def test_a_watermark_ends_most_preemptions(self) -> None:
         """vLLM PR 44594: 299,584 KV tokens, 450 requests of about 1,000 + 5,000 tokens, 128 at a time.
 

@@ -33,6 +33,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(MESSAGES, st.booleans())
 def test_bundled_template_renders_as_in_transformers(messages: list[dict[str, str]], prompt: bool) -> None:

@@ -50,6 +50,7 @@ def test_bundled_model_has_its_published_vocabulary_and_special_tokens() -> None
     assert tokenizer.chat_template is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", CORPUS)
 def test_bundled_encoding_equals_plain_byte_pair_encoding(text: str) -> None:
     assert bundled_tokenizer().encode(text) == reference_of_bundled().encode(text)

@@ -170,6 +170,7 @@ def test_damaged_header(at: int, data: bytes, message: str, tiny: Models, tmp_pa
     assert message in refusal(path).message
 
 
+@pytest.mark.slow
 def test_metadata_equals_the_gguf_packages_reader(bundled: Any) -> None:
     """Every key of the bundled file (vocabulary, merges, numbers) and every tensor, as gguf.GGUFReader reads them."""
     reader = gguf.GGUFReader(bundled.path)

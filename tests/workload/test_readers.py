@@ -156,6 +156,7 @@ def test_rows_without_tokens_can_be_left_out(tmp_path: Path) -> None:
     assert [request.num_prompt_tokens for request in read_trace(path, skip_empty=True)] == [1, 3]
 
 
+@pytest.mark.slow
 def test_a_long_trace_is_read_in_bounded_memory(tmp_path: Path) -> None:
     """200,000 rows are 3 MB as text and some 50 MB as objects; reading them in passing must need far less."""
     path = tmp_path / "trace.csv"

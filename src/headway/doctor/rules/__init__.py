@@ -121,6 +121,9 @@ def _settle(found: list[Bottleneck], case: Case) -> list[Bottleneck]:
     impossible = kinds.get("impossible_request_at_queue_head")
     if impossible is not None and impossible.confidence != "weak":
         explained |= {"engine_stall_other", "waiting_queue_stall", "prefill_compute_bound", "client_bound"}
+    stall = kinds.get("engine_stall_other")
+    if stall is not None and stall.confidence == "strong":
+        explained.add("chunk_missized")  # its steps look as long as the stall that no chunk explains
     offered = kinds.get("offered_load_too_high")
     gain = best_gain(case)
     if offered is not None and offered.confidence == "strong" and gain is not None and gain < limits.WORTHWHILE_GAIN:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import itertools
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
-from headway.config import CacheConfig, EngineConfig, SchedulerConfig
+from headway.config import CacheConfig, SchedulerConfig
 from headway.core.arrivals import TraceSource
 from headway.core.clock import VirtualClock
 from headway.core.engine import Engine
 from headway.core.request import Request, SyntheticContent
 from headway.core.sampling import SamplingParams
 from headway.core.scheduler import Scheduler
-from headway.errors import ConfigError, HeadwayError, WorkloadError
+from headway.errors import ConfigError
 from headway.executors.simulated.constant import ConstantOracle
 from headway.executors.simulated.executor import SimulatedExecutor
 from headway.frontends.replay import replay
@@ -29,42 +24,10 @@ from headway.report.explain import RequestStory
 from headway.report.slo import Slo
 from headway.report.summary import Summary
 from headway.simulation.options import DeploymentOptions
-from headway.simulation.run import SimulatedDeployment, SimulatedWorkload, SimulationResult, simulate
-from headway.simulation.sources import parse_clients
+from headway.simulation.run import SimulatedWorkload, simulate
 from headway.simulation.stories import StoryTeller
 from headway.simulation.workload_options import WorkloadOptions
-from headway.workload import TraceRequest
-from headway.workload.stream import REORDER_WINDOW, RequestStream
-from tests.shared_data import shared_path
-
-ORACLE = ConstantOracle(
-    step_ms=1.0, prefill_us=40.0, decode_ms=9.0, decode_token_us=20.0, context_ns=300.0, host_ms=1.0
-)
-
-
-def _deployment(
-    *,
-    seats: int = 16,
-    budget: int = 256,
-    blocks: int = 400,
-    policy: str = "chunked",
-    is_async: bool = False,
-    ranks: int = 1,
-    router: str = "least_loaded",
-    oracle: ConstantOracle = ORACLE,
-) -> SimulatedDeployment:
-    scheduler = SchedulerConfig(seats, budget, 2048, async_scheduling=is_async)
-    config = EngineConfig(policy, scheduler, CacheConfig(blocks, 16), "0.32.0", {})
-    return SimulatedDeployment(config, oracle, ranks, router)
-
-
-def _requests(count: int, seed: int, rate: float = 5.0) -> list[TraceRequest]:
-    rng, at = Random(seed), 0.0
-    requests = []
-    for _ in range(count):
-        at += rng.expovariate(rate)
-        requests.append(TraceRequest(at, rng.randrange(1, 600), rng.randrange(1, 80)))
-    return requests
+from tests.simulation.support import ORACLE, make_deployment, make_requests
 
 
 def _close(found: Summary, expected: Summary) -> list[str]:
@@ -85,8 +48,8 @@ class TestMeasurement:
         """Every percentile of every metric, with preemption and queueing, in both loops."""
         num_preemptions = 0
         for seed in range(15):
-            deployment = _deployment(blocks=140, is_async=is_async)
-            workload = SimulatedWorkload(_requests(60, seed, rate=15.0), concurrency)
+            deployment = make_deployment(blocks=140, is_async=is_async)
+            workload = SimulatedWorkload(make_requests(60, seed, rate=15.0), concurrency)
             ways = [
                 simulate(
                     deployment, workload, slo=Slo(itl_ms=60.0), keep_records=True, fast_forward=fast, may_stride=far
@@ -104,7 +67,7 @@ class TestMeasurement:
     @pytest.mark.parametrize("concurrency", [None, 5])
     def test_a_simulation_measures_what_a_replay_does(self, concurrency: int | None) -> None:
         """`bench` and `simulate` share keys and meanings."""
-        requests = _requests(50, seed=3)
+        requests = make_requests(50, seed=3)
         scheduler = Scheduler(SchedulerConfig(16, 256, 2048), CacheConfig(140, 16), engine_version="0.32.0")
         engine = Engine(scheduler, SimulatedExecutor(ORACLE), VirtualClock(), TraceSource([]))
         arrivals = []
@@ -114,7 +77,7 @@ class TestMeasurement:
             request = Request(name, SyntheticContent(name), item.num_prompt_tokens, sampling, 2048)
             arrivals.append((item.arrival_s, request))
         replayed = replay(engine, arrivals, concurrency=concurrency)
-        simulated = simulate(_deployment(blocks=140), SimulatedWorkload(requests, concurrency), keep_records=True)
+        simulated = simulate(make_deployment(blocks=140), SimulatedWorkload(requests, concurrency), keep_records=True)
         assert not _close(simulated.summary, replayed.summary)
         by_id = {record.request_id: record for record in simulated.records}
         for record in replayed.records:
@@ -124,9 +87,9 @@ class TestMeasurement:
         """Queued, prefilling, decoding, stalled and preempted times are the whole latency; some of each occur."""
         stories: list[RequestStory] = []
         teller = StoryTeller(ORACLE, stories.append)
-        workload = SimulatedWorkload(_requests(80, seed=5, rate=15.0))
+        workload = SimulatedWorkload(make_requests(80, seed=5, rate=15.0))
         for seats, blocks in ((4, 400), (32, 140)):
-            simulate(_deployment(seats=seats, blocks=blocks), workload, observers=[teller])
+            simulate(make_deployment(seats=seats, blocks=blocks), workload, observers=[teller])
         assert len(stories) == 160
         for story in stories:
             parts = (story.queued_s, story.prefill_s, story.decode_s, story.stalled_s, story.preempted_s)
@@ -161,11 +124,11 @@ class TestReplicas:
     @pytest.mark.parametrize("concurrency", [None, 24])
     def test_two_replicas_share_the_work(self, router: str, concurrency: int | None) -> None:
         """Everybody is served, and sooner than by one; fast-forward changes nothing here either."""
-        workload = SimulatedWorkload(_requests(120, seed=1, rate=30.0), concurrency)
-        alone = simulate(_deployment(seats=8), workload).summary
+        workload = SimulatedWorkload(make_requests(120, seed=1, rate=30.0), concurrency)
+        alone = simulate(make_deployment(seats=8), workload).summary
         for ranks in (2, 3):
             ways = [
-                simulate(_deployment(seats=8, ranks=ranks, router=router), workload, fast_forward=fast).summary
+                simulate(make_deployment(seats=8, ranks=ranks, router=router), workload, fast_forward=fast).summary
                 for fast in (True, False)
             ]
             assert ways[0]["completed"] == 120
@@ -175,7 +138,7 @@ class TestReplicas:
     def test_an_unknown_router_is_refused(self) -> None:
         """With the known ones."""
         with pytest.raises(ConfigError, match="least_loaded"):
-            simulate(_deployment(ranks=2, router="magic"), SimulatedWorkload(_requests(2, 0)))
+            simulate(make_deployment(ranks=2, router="magic"), SimulatedWorkload(make_requests(2, 0)))
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +242,7 @@ class TestRealProblems:
             workload, _ = WorkloadOptions(
                 num_prompts=1000, request_rate=rate, prompt_tokens="256", output_tokens="200"
             ).open()
-            deployment = _deployment(seats=64, budget=2048, blocks=4000, oracle=oracle, ranks=ranks)
+            deployment = make_deployment(seats=64, budget=2048, blocks=4000, oracle=oracle, ranks=ranks)
             return simulate(deployment, workload).summary
 
         capacity = run(None)["request_throughput"] or 0.0
@@ -291,177 +254,6 @@ class TestRealProblems:
         assert (fast["mean_ttft_ms"] or 0) > 2 * (slow["mean_ttft_ms"] or 0) > 100 * (doubled["mean_ttft_ms"] or 0)
 
 
-class TestWorkloads:
-    """Where requests come from, and what is said when they are bad."""
-
-    def test_a_mooncake_trace_hits_what_its_hashes_share(self) -> None:
-        """512 tokens a hash are 32 blocks of 16; hits are whole blocks of shared hashes."""
-        path = shared_path("traces/mooncake_conversation.jsonl.gz")
-        workload, facts = WorkloadOptions(trace=str(path), num_prompts=60, skip_too_long=True).open()
-        scheduler = SchedulerConfig(64, 8192, 131_072)
-        config = EngineConfig("chunked", scheduler, CacheConfig(60_000, 16), "0.32.0", {})
-        summary = simulate(SimulatedDeployment(config, ORACLE), workload).summary
-        hits = summary["prefix_cache_hits"] or 0
-        assert facts.num_requests == 60 and hits % 16 == 0 and 0 < hits < facts.num_prompt_tokens
-
-    def test_rows_out_of_order_are_put_in_order(self) -> None:
-        """Within the window; beyond it the row is named."""
-        shuffled = [TraceRequest(float(at), 10, 10, row=at + 2) for at in (0, 2, 1, 4, 3)]
-        assert [request.arrival_s for request in RequestStream(lambda: shuffled)] == [0.0, 1.0, 2.0, 3.0, 4.0]
-        late = [TraceRequest(10.0 + i, 1, 1) for i in range(REORDER_WINDOW + 5)] + [TraceRequest(0.0, 1, 1, row=77)]
-        with pytest.raises(WorkloadError, match="Row 77"):
-            list(RequestStream(lambda: late))
-
-    @pytest.mark.parametrize(
-        ("row", "said"),
-        [
-            ("-1.0,10,10", r"row 3, column 'arrival_s'.*negative"),
-            ("1.0,0,10", r"row 3, column 'num_prompt_tokens'.*zero"),
-            ("1.0,10,", r"row 3, column 'num_output_tokens'.*missing"),
-            ("1.0,10,x", r"row 3, column 'num_output_tokens'"),
-            ("1.0,1900,300", r"Row 3 .*num_prompt_tokens 1900.*= 2200 tokens, more than max_model_len of 2048"),
-        ],
-    )
-    def test_a_bad_row_is_named(self, tmp_path: Path, row: str, said: str) -> None:
-        """With its number in the file and its column."""
-        path = tmp_path / "bad.csv"
-        path.write_text(f"arrival_s,num_prompt_tokens,num_output_tokens\n0.0,10,10\n{row}\n")
-        with pytest.raises(WorkloadError, match=said):
-            workload, _ = WorkloadOptions(trace=str(path)).open()
-            simulate(_deployment(), workload)
-
-    def test_what_cannot_be_held_may_be_left_out(self, tmp_path: Path) -> None:
-        """And is counted."""
-        path = tmp_path / "long.csv"
-        path.write_text("arrival_s,num_prompt_tokens,num_output_tokens\n0.0,10,10\n1,1900,300\n2,10,10\n")
-        workload, _ = WorkloadOptions(trace=str(path), skip_too_long=True).open()
-        summary = simulate(_deployment(), workload).summary
-        assert (summary["completed"], summary["num_skipped"]) == (2, 1)
-
-    def test_a_missing_column_is_named(self, tmp_path: Path) -> None:
-        """With the columns that are there."""
-        path = tmp_path / "columns.csv"
-        path.write_text("arrival_s,prompt_tokens\n0.0,10\n")
-        with pytest.raises(WorkloadError, match=r"output.*arrival_s.*prompt_tokens"):
-            WorkloadOptions(trace=str(path)).open()
-
-    def test_several_traces_are_merged(self, tmp_path: Path) -> None:
-        """Each from its own beginning."""
-        for name, rows in (("a", "5,10,1\n7,10,2\n"), ("b", "100,20,3\n101,20,4\n")):
-            (tmp_path / f"{name}.csv").write_text("arrival_s,num_prompt_tokens,num_output_tokens\n" + rows)
-        workload, facts = WorkloadOptions(trace=f"{tmp_path}/a.csv,{tmp_path}/b.csv").open()
-        assert [(r.arrival_s, r.num_output_tokens) for r in workload.requests] == [(0, 1), (0, 3), (1, 4), (2, 2)]
-        assert facts.num_requests == 4
-
-    @pytest.mark.parametrize(
-        "given",
-        [
-            {"request_rate": 2.0, "ramp": "1-2"},
-            {"concurrency": 0},
-            {"num_prompts": 0},
-            {"clients": "4x128"},
-            {"ramp": "5"},
-            {"trace": "missing.csv"},
-            {"prompt_tokens": "file:missing"},
-        ],
-    )
-    def test_settings_that_make_no_sense_are_refused(self, given: dict[str, Any]) -> None:
-        """As errors of the user's."""
-        with pytest.raises(HeadwayError):
-            WorkloadOptions(**given).open()
-
-    def test_clients_are_counted_by_kind(self) -> None:
-        """Each group keeps its own number of requests under way."""
-        groups = parse_clients("3x100/20,2x400/5")
-        workload = SimulatedWorkload(groups=groups, num_requests=100)
-        result: SimulationResult = simulate(_deployment(seats=8), workload)
-        assert result.summary["completed"] == 100 and result.summary["peak_num_running"] == 5
-        counts: Sequence[float] = [summary["completed"] or 0 for summary in result.groups.values()]
-        assert sum(counts) == 100 and min(counts) > 10
-
-
-class TestDocuments:
-    """What benchmark tools write."""
-
-    def _read(self, tmp_path: Path, document: Any, **options: Any) -> list[TraceRequest]:
-        path = tmp_path / "document.json"
-        path.write_text(json.dumps(document))
-        workload, _ = WorkloadOptions(trace=str(path), **options).open()
-        return list(workload.requests)
-
-    def test_sharegpt(self, tmp_path: Path) -> None:
-        """The first exchange of each conversation with an answer; four characters a token."""
-        turns = [{"from": "human", "value": "x" * 41}, {"from": "gpt", "value": "y" * 80}]
-        document = [{"id": "a", "conversations": turns}, {"id": "b", "conversations": turns[:1]}]
-        (request,) = self._read(tmp_path, document, request_rate=1.0)
-        assert (request.num_prompt_tokens, request.num_output_tokens) == (11, 20)
-        with pytest.raises(ConfigError, match="request-rate"):
-            self._read(tmp_path, document)
-
-    def test_vllm_bench_result(self, tmp_path: Path) -> None:
-        """With recorded starts the arrivals are those."""
-        document = {"input_lens": [10, 20], "output_lens": [3, 4], "start_times": [101.5, 100.0], "ttfts": [0.1, 0.2]}
-        found = self._read(tmp_path, document)
-        assert [(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in found] == [(0, 20, 4), (1.5, 10, 3)]
-        with pytest.raises(WorkloadError, match="save-detailed"):
-            self._read(tmp_path, {"input_lens": [10], "output_lens": []}, request_rate=1.0)
-
-    def test_guidellm_report(self, tmp_path: Path) -> None:
-        """Successful requests, one benchmark after the other."""
-        items = [
-            {"prompt_tokens": 10, "output_tokens": 5, "request_start_time": 50.0},
-            {"input_metrics": {"total_tokens": 30}, "output_metrics": {"total_tokens": 6}, "start_time": 52.0},
-        ]
-        document = {"benchmarks": [{"requests": {"successful": items, "errored": []}}]}
-        found = self._read(tmp_path, document)
-        assert [(r.arrival_s, r.num_prompt_tokens, r.num_output_tokens) for r in found] == [(0, 10, 5), (2, 30, 6)]
-
-    def test_lines_and_gzip_are_still_traces(self, tmp_path: Path) -> None:
-        """One object a line is read row by row."""
-        path = tmp_path / "trace.jsonl.gz"
-        rows = [{"arrival_s": i, "num_prompt_tokens": 5, "num_output_tokens": 2} for i in range(3)]
-        path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-        workload, facts = WorkloadOptions(trace=str(path)).open()
-        assert facts.num_requests == 3 and facts.span_s == 2.0 and len(list(workload.requests)) == 3
-
-    def test_a_damaged_document_is_refused(self, tmp_path: Path) -> None:
-        """With line and column."""
-        path = tmp_path / "broken.json"
-        path.write_text('[{"conversations": [')
-        with pytest.raises(WorkloadError, match="line 1"):
-            WorkloadOptions(trace=str(path), request_rate=1.0).open()
-
-
-class TestGenerators:
-    """Workloads from a seed."""
-
-    def test_a_conversation_holds_what_was_said(self) -> None:
-        """Each prompt is longer than the one before by its answer and more, and shares its keys."""
-        workload, _ = WorkloadOptions(num_prompts=30, turns=3, request_rate=3.0, seed=4).open()
-        by_conversation: dict[object, list[TraceRequest]] = {}
-        for request in workload.requests:
-            by_conversation.setdefault(request.block_keys[0], []).append(request)
-        assert len(by_conversation) == 10
-        for turns in by_conversation.values():
-            for before, after in itertools.pairwise(turns):
-                assert after.num_prompt_tokens > before.num_prompt_tokens + before.num_output_tokens
-                assert after.block_keys[: len(before.block_keys)] == before.block_keys
-
-    def test_a_ramp_ends_at_its_rate(self) -> None:
-        """Ten times as dense at the end as at the start, linear or exponential."""
-        for ramp in ("1-10", "1-10:exponential"):
-            workload, _ = WorkloadOptions(num_prompts=2000, ramp=ramp, burstiness=float("inf")).open()
-            arrivals = [request.arrival_s for request in workload.requests]
-            assert (arrivals[20] - arrivals[0]) / (arrivals[-1] - arrivals[-21]) == pytest.approx(10.0, rel=0.1)
-
-    def test_observed_lengths_are_drawn(self, tmp_path: Path) -> None:
-        """From a file with one count a line."""
-        path = tmp_path / "lengths.txt"
-        path.write_text("7\n9\n")
-        workload, _ = WorkloadOptions(num_prompts=40, prompt_tokens=f"file:{path}").open()
-        assert {request.num_prompt_tokens for request in workload.requests} == {7, 9}
-
-
 def test_story_rows_are_written(tmp_path: Path) -> None:
     """As CSV, with the sentence last."""
     from headway.report.explain import StoryWriter
@@ -469,6 +261,6 @@ def test_story_rows_are_written(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     with StoryWriter(path) as writer:
         teller = StoryTeller(ORACLE, writer.write)
-        simulate(_deployment(), SimulatedWorkload(_requests(5, seed=0)), observers=[teller])
+        simulate(make_deployment(), SimulatedWorkload(make_requests(5, seed=0)), observers=[teller])
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert len(rows) == 5 and all(row["why"] for row in rows)

@@ -111,6 +111,8 @@ class StreamSource:
         self._keeps_time = concurrency is None or is_paced
         self._pending: Iterator[TraceRequest] = iter(requests)
         self._num_free = concurrency
+        self._named: set[str] = set()
+        """Names from the trace of the requests under way: some traces name conversations, not requests."""
         self._index = 0
         self.num_skipped = 0
         self._next: TraceRequest | None = None
@@ -130,6 +132,16 @@ class StreamSource:
         """See `RequestSource.release`."""
         if self._num_free is not None:
             self._num_free += len(ended)
+        if self._named:
+            self._named.difference_update(request.request_id for request in ended)
+
+    def _name(self, item: TraceRequest) -> str:
+        """The trace's own name, told apart by its row while another request of that name is under way."""
+        if not item.request_id:
+            return f"request-{self._index - 1}"
+        name = item.request_id if item.request_id not in self._named else f"{item.request_id}#{self._index}"
+        self._named.add(name)
+        return name
 
     def due(self, now: float, step: int) -> Sequence[Item]:
         """See `ArrivalSource.due`."""
@@ -139,8 +151,7 @@ class StreamSource:
         items: list[Item] = []
         while item is not None and not (self._keeps_time and item.arrival_s > now) and self._num_free != 0:
             at = item.arrival_s if self._num_free is None else now
-            request_id = item.request_id or f"request-{self._index - 1}"
-            items.append(Arrival(self._make.request(item, request_id, at)))
+            items.append(Arrival(self._make.request(item, self._name(item), at)))
             if self._num_free is not None:
                 self._num_free -= 1
             self._advance()

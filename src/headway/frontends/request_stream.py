@@ -113,7 +113,7 @@ def open_stream(
         sampling,
         min(limits.max_model_len, engine.scheduler.longest_sequence),
         eos_token_ids=limits.eos_token_ids,
-        arrived_at=engine.clock.now(),
+        arrived_at=engine.clock.now() if spec.received_at is None else spec.received_at,
         priority=spec.priority,
     )
     try:

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headway.doctor.counterfactual import fit
 from headway.doctor.figures import figures_of
-from headway.doctor.measured_pairs import (
+from headway.doctor.prediction.counterfactual import fit
+from headway.doctor.prediction.measured_pairs import (
     METRICS,
     JudgedPair,
     MeasuredRun,
@@ -30,7 +30,7 @@ from headway.doctor.measured_pairs import (
     read_runs,
     spearman,
 )
-from headway.doctor.oracle_fit import FittedModel
+from headway.doctor.prediction.oracle_fit import FittedModel
 
 _PAIRS, _STUDY = "vedanti-l40s-ofat", "akamas-a10g-study"
 _CONDITIONS: Mapping[str, Mapping[str, Any]] = {

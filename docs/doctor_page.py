@@ -6,9 +6,9 @@ import click
 
 from headway.cli.doctor import doctor
 from headway.doctor.diagnosis import BOTTLENECK_KINDS
-from headway.doctor.json_schema import field_rows
-from headway.doctor.report_words import TITLES
-from headway.doctor.setting_remarks import CONTROLS
+from headway.doctor.page.json_schema import field_rows
+from headway.doctor.page.setting_remarks import CONTROLS
+from headway.doctor.page.words import TITLES
 
 
 def doctor_page(note: str) -> str:

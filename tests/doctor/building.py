@@ -10,7 +10,7 @@ from headway.deployment.invocation import Invocation
 from headway.deployment.words import words
 from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Fix
 from headway.doctor.evidence import Evidence
-from headway.doctor.fixes import candidates
+from headway.doctor.fixes.candidates import candidates
 from headway.doctor.rules import Findings, find_bottlenecks
 from headway.evidence.engine import EngineSample
 from headway.evidence.load import LoadResult

@@ -18,7 +18,7 @@ from headway.deployment.lints import lints_of
 from headway.doctor.diagnosis import Fix, MustNot
 from headway.doctor.evidence import Evidence, Objective
 from headway.doctor.figures import figures_of
-from headway.doctor.fixes import candidates, must_not
+from headway.doctor.fixes.candidates import candidates, must_not
 from headway.doctor.gather import gather
 from headway.doctor.rules import Findings, find_bottlenecks
 from headway.doctor.rules.base import case_of

@@ -13,7 +13,7 @@ from headway.cli import cli
 from headway.doctor import diagnose as glue
 from headway.doctor.diagnose import diagnose
 from headway.doctor.gather import gather
-from headway.doctor.json_schema import SCHEMA
+from headway.doctor.page.json_schema import SCHEMA
 from headway.errors import ConfigError, HeadwayError
 from tests.cli.test_exit_codes import headway
 from tests.doctor.page_support import schema_errors

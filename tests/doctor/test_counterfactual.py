@@ -8,11 +8,11 @@ from functools import cache
 
 import pytest
 
-from headway.doctor.counterfactual import MOST_SIMULATED, fit, predict, predict_with
 from headway.doctor.diagnosis import Fix, Predicted
 from headway.doctor.evidence import Evidence, Objective
 from headway.doctor.figures import figures_of
-from headway.doctor.oracle_fit import FittedModel
+from headway.doctor.prediction.counterfactual import MOST_SIMULATED, fit, predict, predict_with
+from headway.doctor.prediction.oracle_fit import FittedModel
 from headway.evidence.engine import EngineFacts, EngineSample
 from headway.evidence.load import LoadResult
 from headway.report.summary import Summary

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from headway.doctor.deployment_fit import FittedDeployment, NotSimulatedError, changes_prices, fit_deployment
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import figures_of
-from headway.doctor.speculation_fit import acceptance_for, fit_speculation
+from headway.doctor.prediction.deployment_fit import FittedDeployment, NotSimulatedError, changes_prices, fit_deployment
+from headway.doctor.prediction.speculation_fit import acceptance_for, fit_speculation
 from headway.evidence.engine import EngineEvent, EngineFacts, EngineTotals
 from headway.executors.simulated.oracle import decode_shape
 from headway.executors.simulated.speculation import SpeculationModel

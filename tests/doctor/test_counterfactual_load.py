@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.doctor.deployment_fit import NotSimulatedError, fit_deployment
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import figures_of
-from headway.doctor.gauges import Gauges, gauges_of
-from headway.doctor.lengths_fit import draw_histogram
-from headway.doctor.workload_fit import FittedWorkload, fit_workload
+from headway.doctor.prediction.deployment_fit import NotSimulatedError, fit_deployment
+from headway.doctor.prediction.gauges import Gauges, gauges_of
+from headway.doctor.prediction.lengths_fit import draw_histogram
+from headway.doctor.prediction.workload_fit import FittedWorkload, fit_workload
 from headway.evidence.engine import EngineSample, EngineTotals, Histogram
 from headway.evidence.load import LoadResult
 from tests.doctor.simulated_truth import flags, histogram

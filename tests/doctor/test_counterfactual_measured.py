@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from headway.doctor.counterfactual import fit
 from headway.doctor.figures import figures_of
-from headway.doctor.measured_pairs import (
+from headway.doctor.prediction.counterfactual import fit
+from headway.doctor.prediction.measured_pairs import (
     Effect,
     MeasuredRun,
     Pair,

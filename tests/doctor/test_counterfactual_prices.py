@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headway.doctor.deployment_fit import fit_deployment
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import figures_of
-from headway.doctor.gauges import gauges_of
-from headway.doctor.model_check import Observed
-from headway.doctor.oracle_fit import FittedModel, fit_model
-from headway.doctor.windowed import Window, simulate_window
-from headway.doctor.workload_fit import fit_workload
+from headway.doctor.prediction.deployment_fit import fit_deployment
+from headway.doctor.prediction.gauges import gauges_of
+from headway.doctor.prediction.model_check import Observed
+from headway.doctor.prediction.oracle_fit import FittedModel, fit_model
+from headway.doctor.prediction.windowed import Window, simulate_window
+from headway.doctor.prediction.workload_fit import fit_workload
 from headway.evidence.load import LoadResult
 from headway.simulation.run import SimulatedWorkload, simulate
 from headway.workload.trace import TraceRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.doctor.diagnosis import BottleneckKind, Fix
 from headway.doctor.evidence import Objective
-from headway.doctor.ranking import Simulated, rank
+from headway.doctor.prediction.ranking import Simulated, rank
 from headway.report.summary import Summary
 
 BEFORE: Summary = {"median_ttft_ms": 5000.0, "p99_ttft_ms": 9000.0, "mean_tpot_ms": 8.0, "p99_itl_ms": 9.0}

@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from headway.doctor.diagnosis import BOTTLENECK_KINDS, Bottleneck, Diagnosis, Fix, ModelCheck, Predicted, SettingRead
-from headway.doctor.json_form import diagnosis_json
-from headway.doctor.json_schema import SCHEMA, field_rows
-from headway.doctor.report_html import html_page
-from headway.doctor.report_markdown import markdown_page
-from headway.doctor.report_page import change_text, make_page, model_check_text
-from headway.doctor.report_terminal import terminal_page
-from headway.doctor.report_words import TITLES, metric_name, metric_value, predicted_text
+from headway.doctor.page.html import html_page
+from headway.doctor.page.json_form import diagnosis_json
+from headway.doctor.page.json_schema import SCHEMA, field_rows
+from headway.doctor.page.markdown import markdown_page
+from headway.doctor.page.page import change_text, make_page, model_check_text
+from headway.doctor.page.terminal import terminal_page
+from headway.doctor.page.words import TITLES, metric_name, metric_value, predicted_text
 from tests.doctor.page_support import HOSTILE, full_diagnosis, schema_errors
 
 

@@ -6,15 +6,15 @@ import pytest
 
 from headway.deployment.effective import Effective, resolve_effective
 from headway.deployment.read import read_text
-from headway.doctor.compat_notes import compat_notes
-from headway.doctor.configuration import is_on_the_page, read_configuration
 from headway.doctor.diagnosis import BOTTLENECK_KINDS, Bottleneck, Fix, SettingRead
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import figures_of
-from headway.doctor.reading import measure_next, read_next
-from headway.doctor.refusals import forbidden_speculation, with_speculation
-from headway.doctor.setting_remarks import CONTROLS
-from headway.doctor.subject import subject_of
+from headway.doctor.fixes.refusals import forbidden_speculation, with_speculation
+from headway.doctor.page.compat_notes import compat_notes
+from headway.doctor.page.configuration import is_on_the_page, read_configuration
+from headway.doctor.page.reading import measure_next, read_next
+from headway.doctor.page.setting_remarks import CONTROLS
+from headway.doctor.page.subject import subject_of
 from headway.evidence.engine import EngineFacts, EngineSample
 from headway.evidence.load import LoadResult
 

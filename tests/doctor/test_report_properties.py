@@ -15,12 +15,12 @@ from headway.deployment.read import read_text
 from headway.doctor.diagnose import diagnose
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import figures_of
-from headway.doctor.json_form import diagnosis_json
-from headway.doctor.json_schema import SCHEMA
-from headway.doctor.report_html import html_page, plots_of
-from headway.doctor.report_markdown import markdown_page
-from headway.doctor.report_page import make_page
-from headway.doctor.report_terminal import terminal_page
+from headway.doctor.page.html import html_page, plots_of
+from headway.doctor.page.json_form import diagnosis_json
+from headway.doctor.page.json_schema import SCHEMA
+from headway.doctor.page.markdown import markdown_page
+from headway.doctor.page.page import make_page
+from headway.doctor.page.terminal import terminal_page
 from headway.evidence.engine import EngineEvent, EngineFacts, EngineSample, EngineTotals, Histogram
 from headway.evidence.load import LoadResult
 from tests.doctor.page_support import schema_errors

@@ -16,7 +16,7 @@ import pytest
 from headway.doctor.diagnose import diagnose
 from headway.doctor.diagnosis import Bottleneck, Diagnosis
 from headway.doctor.evidence import Evidence, Objective
-from headway.doctor.fix_values import OUTSIDE_SETTINGS
+from headway.doctor.fixes.values import OUTSIDE_SETTINGS
 from headway.doctor.gather import gather
 from headway.doctor.rules import find_bottlenecks
 from headway.simulation.options import DeploymentOptions

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.doctor.evidence import Evidence, Objective
-from headway.doctor.fixes import must_not
+from headway.doctor.fixes.candidates import must_not
 from headway.evidence.engine import EngineEvent, EngineTotals, Histogram
 from headway.evidence.load import LoadResult
 from tests.doctor.building import bottleneck, first, flags, judged, samples, sweep

@@ -8,8 +8,8 @@ import pytest
 
 from headway.doctor.evidence import Evidence, Objective
 from headway.doctor.figures import figures_of
-from headway.doctor.fixes import must_not
-from headway.doctor.release_check import refusal
+from headway.doctor.fixes.candidates import must_not
+from headway.doctor.fixes.release_check import refusal
 from headway.doctor.rules import find_bottlenecks
 from headway.evidence.engine import EngineEvent, EngineSample, EngineTotals, Histogram
 from headway.evidence.load import LoadResult

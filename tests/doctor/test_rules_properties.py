@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from headway.doctor.diagnosis import BOTTLENECK_KINDS, Fix
 from headway.doctor.evidence import Evidence, Objective
 from headway.doctor.figures import figures_of
-from headway.doctor.fix_values import OUTSIDE_SETTINGS
-from headway.doctor.fixes import candidates, must_not
+from headway.doctor.fixes.candidates import candidates, must_not
+from headway.doctor.fixes.values import OUTSIDE_SETTINGS
 from headway.doctor.rules import Findings, find_bottlenecks
 from headway.evidence.engine import EngineEvent, EngineFacts, EngineSample, EngineTotals, Histogram
 from headway.evidence.load import LoadResult

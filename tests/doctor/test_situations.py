@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.doctor.evidence import Evidence
-from headway.doctor.fixes import candidates
+from headway.doctor.fixes.candidates import candidates
 from headway.doctor.gather import gather
 from headway.doctor.rules import case_of, find_bottlenecks
 from headway.evidence.engine import EngineFacts, EngineSample

@@ -15,12 +15,12 @@ from headway.doctor.diagnosis import Diagnosis
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import figures_of
 from headway.doctor.gather import gather
-from headway.doctor.json_form import diagnosis_json
 from headway.doctor.objective import parse_objective
-from headway.doctor.report_html import html_page, plots_of
-from headway.doctor.report_markdown import markdown_page
-from headway.doctor.report_page import make_page
-from headway.doctor.report_terminal import terminal_page
+from headway.doctor.page.html import html_page, plots_of
+from headway.doctor.page.json_form import diagnosis_json
+from headway.doctor.page.markdown import markdown_page
+from headway.doctor.page.page import make_page
+from headway.doctor.page.terminal import terminal_page
 from headway.errors import ConfigError
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.doctor.compat_notes import compat_notes
-from headway.doctor.configuration import read_configuration
-from headway.doctor.counterfactual import predict
 from headway.doctor.diagnosis import Diagnosis, Fix, ModelCheck, MustNot
 from headway.doctor.evidence import Evidence
-from headway.doctor.fixes import candidates, must_not
-from headway.doctor.reading import measure_next, read_next
-from headway.doctor.refusals import forbidden_speculation, with_speculation
+from headway.doctor.fixes.candidates import candidates, must_not
+from headway.doctor.fixes.refusals import forbidden_speculation, with_speculation
+from headway.doctor.page.compat_notes import compat_notes
+from headway.doctor.page.configuration import read_configuration
+from headway.doctor.page.reading import measure_next, read_next
+from headway.doctor.page.subject import subject_of
+from headway.doctor.prediction.counterfactual import predict
 from headway.doctor.rules import case_of, judge_case
-from headway.doctor.subject import subject_of
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:

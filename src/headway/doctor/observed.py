@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from headway.doctor.figures import Figures
-from headway.doctor.gauges import Gauges
-from headway.doctor.workload_fit import FittedWorkload
+from headway.doctor.prediction.gauges import Gauges
+from headway.doctor.prediction.workload_fit import FittedWorkload
 from headway.evidence.load import LoadResult
 
 _STATISTICS = ("mean", "median", "p90", "p95", "p99")

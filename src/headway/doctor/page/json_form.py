@@ -12,7 +12,7 @@ SCHEMA_NAME = "headway.doctor/1"
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The document of `headway doctor --json`; `headway.doctor.json_schema` describes it."""
+    """The document of `headway doctor --json`; `headway.doctor.page.json_schema` describes it."""
     check = diagnosis.model_check
     document = {
         "schema": SCHEMA_NAME,

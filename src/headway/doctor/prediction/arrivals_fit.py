@@ -9,10 +9,10 @@ from itertools import pairwise
 from random import Random
 from statistics import fmean
 
-from headway.doctor.deployment_fit import NotSimulatedError
 from headway.doctor.figures import Figures, num_finished
-from headway.doctor.gauges import Gauges, Moment
-from headway.doctor.lengths_fit import Lengths
+from headway.doctor.prediction.deployment_fit import NotSimulatedError
+from headway.doctor.prediction.gauges import Gauges, Moment
+from headway.doctor.prediction.lengths_fit import Lengths
 from headway.evidence.load import LoadResult
 
 _ALL_AT_ONCE = 0.4

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from headway.doctor.deployment_fit import NotSimulatedError
 from headway.doctor.figures import Figures
-from headway.doctor.gauges import Gauges
+from headway.doctor.prediction.deployment_fit import NotSimulatedError
+from headway.doctor.prediction.gauges import Gauges
 from headway.evidence.engine import Histogram
 from headway.evidence.load import LoadResult
 from headway.workload.lengths import LogNormalLength

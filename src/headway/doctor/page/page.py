@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.doctor.configuration import is_on_the_page
 from headway.doctor.diagnosis import Bottleneck, Diagnosis, Fix, ModelCheck, SettingRead
-from headway.doctor.report_words import TITLES, figure_text, predicted_text, told_first
-from headway.doctor.setting_remarks import shown_value
+from headway.doctor.page.configuration import is_on_the_page
+from headway.doctor.page.setting_remarks import shown_value
+from headway.doctor.page.words import TITLES, figure_text, predicted_text, told_first
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headway.doctor.diagnosis import BottleneckKind, Fix, MustNot
-from headway.doctor.fix_memory import HIGHEST_UTILIZATION
+from headway.doctor.fixes.memory import HIGHEST_UTILIZATION
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, amount, percent
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from headway.doctor.report_page import Grid, Item, Listing, Page, Paragraph
+from headway.doctor.page.page import Grid, Item, Listing, Page, Paragraph
 from headway.report.tables import new_table
 
 _TONES = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}

@@ -13,7 +13,7 @@ from headway.deployment.chosen import chosen_defaults
 from headway.deployment.effective import Effective, Setting
 from headway.doctor.diagnosis import SettingRead
 from headway.doctor.figures import Figures
-from headway.doctor.setting_remarks import CONTROLS, remark
+from headway.doctor.page.setting_remarks import CONTROLS, remark
 
 _REPORTED = (
     "gpu_memory_utilization", "kv_cache_dtype", "block_size", "max_model_len", "max_num_seqs",

@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from headway.doctor.arrivals_fit import Arrivals, fit_arrivals, held_population
-from headway.doctor.deployment_fit import FittedDeployment, NotSimulatedError
 from headway.doctor.figures import Figures
-from headway.doctor.gauges import Gauges
-from headway.doctor.lengths_fit import Lengths, fit_lengths
-from headway.doctor.windowed import Window
+from headway.doctor.prediction.arrivals_fit import Arrivals, fit_arrivals, held_population
+from headway.doctor.prediction.deployment_fit import FittedDeployment, NotSimulatedError
+from headway.doctor.prediction.gauges import Gauges
+from headway.doctor.prediction.lengths_fit import Lengths, fit_lengths
+from headway.doctor.prediction.windowed import Window
 from headway.errors import HeadwayError
 from headway.evidence.load import LoadResult
 from headway.simulation.run import SimulatedWorkload

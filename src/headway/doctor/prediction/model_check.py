@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from headway.doctor.diagnosis import ModelCheck
-from headway.doctor.workload_fit import FittedWorkload
+from headway.doctor.prediction.workload_fit import FittedWorkload
 from headway.report.summary import Summary
 
 RESIDUAL_LIMIT = 0.35

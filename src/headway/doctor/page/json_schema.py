@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from headway.doctor.diagnosis import BOTTLENECK_KINDS, Confidence
-from headway.doctor.json_form import SCHEMA_NAME
+from headway.doctor.page.json_form import SCHEMA_NAME
 
 
 def _text(description: str) -> dict[str, Any]:

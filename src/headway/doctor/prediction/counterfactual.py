@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.doctor.arrivals_fit import held_population
-from headway.doctor.deployment_fit import FittedDeployment, NotSimulatedError, changes_prices, fit_deployment
 from headway.doctor.diagnosis import Fix, ModelCheck, Predicted
 from headway.doctor.evidence import Evidence, Objective
 from headway.doctor.figures import Figures, figures_of, main_load
-from headway.doctor.gauges import gauges_of
-from headway.doctor.model_check import Observed
 from headway.doctor.observed import load_figures, observed_figures
-from headway.doctor.oracle_fit import FittedModel, fit_model
-from headway.doctor.ranking import Simulated, rank
-from headway.doctor.workload_fit import FittedWorkload, fit_workload
+from headway.doctor.prediction.arrivals_fit import held_population
+from headway.doctor.prediction.deployment_fit import FittedDeployment, NotSimulatedError, changes_prices, fit_deployment
+from headway.doctor.prediction.gauges import gauges_of
+from headway.doctor.prediction.model_check import Observed
+from headway.doctor.prediction.oracle_fit import FittedModel, fit_model
+from headway.doctor.prediction.ranking import Simulated, rank
+from headway.doctor.prediction.workload_fit import FittedWorkload, fit_workload
 from headway.errors import HeadwayError
 from headway.evidence.load import LoadResult
 from headway.report.error_bars import error_bars

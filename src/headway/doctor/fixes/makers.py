@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import ceil
 
 from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Fix
-from headway.doctor.fix_memory import (
+from headway.doctor.fixes.memory import (
     cap_tokens,
     change,
     fp8_cache,
@@ -17,7 +17,7 @@ from headway.doctor.fix_memory import (
     starved,
     too_little_memory,
 )
-from headway.doctor.fix_values import (
+from headway.doctor.fixes.values import (
     chunk_below,
     kv_gain_words,
     least_budget,

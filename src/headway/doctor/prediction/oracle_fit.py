@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headway.accuracy.step_recording import Recording, record
-from headway.doctor.deployment_fit import FittedDeployment
 from headway.doctor.diagnosis import ModelCheck
-from headway.doctor.model_check import Checked, Observed, Prices, check_model
-from headway.doctor.windowed import simulate_window
-from headway.doctor.workload_fit import FittedWorkload
+from headway.doctor.prediction.deployment_fit import FittedDeployment
+from headway.doctor.prediction.model_check import Checked, Observed, Prices, check_model
+from headway.doctor.prediction.windowed import simulate_window
+from headway.doctor.prediction.workload_fit import FittedWorkload
 from headway.report.summary import Summary
 
 _FITTED: Mapping[str, float] = {

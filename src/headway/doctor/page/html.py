@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from headway.doctor.figures import Figures
-from headway.doctor.report_page import Grid, Listing, Page, Paragraph
+from headway.doctor.page.page import Grid, Listing, Page, Paragraph
 from headway.report.html import Series, line_plot
 
 _STYLE = """

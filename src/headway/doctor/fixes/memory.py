@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Fix
-from headway.doctor.fix_values import (
+from headway.doctor.fixes.values import (
     kv_gain_words,
     least_budget,
     round_down,

@@ -17,10 +17,10 @@ from typing import Any
 from headway.deployment.arguments import Written
 from headway.deployment.effective import resolve_effective
 from headway.deployment.invocation import Invocation
-from headway.doctor.counterfactual import predict
 from headway.doctor.diagnosis import Fix, ModelCheck
 from headway.doctor.evidence import Evidence
-from headway.doctor.ranking import NO_CHANGE
+from headway.doctor.prediction.counterfactual import predict
+from headway.doctor.prediction.ranking import NO_CHANGE
 from headway.errors import InputError
 from headway.evidence.load import LoadResult
 

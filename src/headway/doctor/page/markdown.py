@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from headway.doctor.report_page import Grid, Listing, Page, Paragraph
+from headway.doctor.page.page import Grid, Listing, Page, Paragraph
 
 
 def markdown_page(page: Page) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Fix, MustNot, Predicted
 from headway.doctor.evidence import Evidence
-from headway.doctor.fix_makers import MAKERS
-from headway.doctor.fix_memory import USUAL_UTILIZATION, raise_utilization
-from headway.doctor.fix_values import OUTSIDE_SETTINGS, exists
-from headway.doctor.forbidden import forbidden
-from headway.doctor.release_check import Refusal, refusal
+from headway.doctor.fixes.forbidden import forbidden
+from headway.doctor.fixes.makers import MAKERS
+from headway.doctor.fixes.memory import USUAL_UTILIZATION, raise_utilization
+from headway.doctor.fixes.release_check import Refusal, refusal
+from headway.doctor.fixes.values import OUTSIDE_SETTINGS, exists
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, case_of
 from headway.doctor.rules.healthy import no_effect_settings

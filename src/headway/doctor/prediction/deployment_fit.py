@@ -15,7 +15,7 @@ from headway.deployment.effective import Effective, resolve_effective
 from headway.deployment.invocation import Invocation
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import Figures
-from headway.doctor.speculation_fit import Speculation, fit_speculation
+from headway.doctor.prediction.speculation_fit import Speculation, fit_speculation
 from headway.errors import ConfigError
 from headway.executors.simulated.calibrated import CalibratedOracle
 from headway.planner import Deployment, Plan, make_plan

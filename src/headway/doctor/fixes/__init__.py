@@ -1,0 +1,1 @@
+"""What could be changed, the smallest change first, and what must not be."""

@@ -1,0 +1,1 @@
+"""The answer as one page: in a terminal, as Markdown, HTML and JSON."""

@@ -25,6 +25,7 @@ from headway.planner.calibration import (
     by_source,
     judge,
     read_start_ups,
+    tokens_from_pool,
     weighted_coverage,
     weighted_share,
 )
@@ -47,6 +48,7 @@ def main() -> None:
         _print_rows(judged)
     _print_versions(judged)
     _print_bytes_per_token(start_ups)
+    _print_tokens_from_pool(start_ups)
     unknown = [row for row in start_ups if row.row_id not in planned]
     print(f"\nunknown ({len(unknown)}): {', '.join(f'{row.row_id} {row.reason}' for row in unknown)}")
     how = "the catalogue's sizes" if arguments.in_sample else "each source left out of the fit in turn"
@@ -106,6 +108,22 @@ def _print_bytes_per_token(start_ups: Sequence[StartUp]) -> None:
     within = sum(error <= 0.005 for error, _ in errors)
     print(f"\nbytes per token (uniform attention): {within} of {len(errors)} rows within 0.5 %; others:", end=" ")
     print(", ".join(f"{row_id} {error:.1%}" for error, row_id in errors if error > 0.005) or "none")
+
+
+def _print_tokens_from_pool(start_ups: Sequence[StartUp]) -> None:
+    """Tokens of the logged pool by the release's own formula, for models whose layers keep their past in several ways.
+
+    Pools are logged to 0.01 GiB or to whole GiB, which is half of that each way.
+    """
+    errors = []
+    for row in start_ups:
+        if row.deployment is None or not row.deployment.model.is_hybrid or not row.kv_cache_tokens:
+            continue
+        tokens = tokens_from_pool(row)
+        if tokens is not None:
+            errors.append((tokens / row.kv_cache_tokens - 1, row.row_id))
+    print("\ntokens from the logged pool (other attention): ", end="")
+    print(", ".join(f"{row_id} {error:+.2%}" for error, row_id in errors) or "no rows")
 
 
 def _minor(version: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headway.catalog import Attention, Layer, StateSpace, find_model
-from headway.catalog.architecture import LatentAttention
+from headway.catalog.architecture import CompressedAttention, LatentAttention
 from headway.errors import ConfigError
-from headway.planner.kv_layout import LayoutRules, kv_layout
+from headway.planner.kv_layout import kv_layout
+from headway.planner.kv_parts import LayoutRules
 from headway.planner.partition import layer_partition
 
 FULL = Layer(Attention(8, 8, 64, 64), None)
@@ -123,10 +124,10 @@ def test_the_longest_request_is_the_last_that_fits() -> None:
     assert layout.blocks_per_request(longest, 1024) <= 500 < layout.blocks_per_request(longest + 1, 1024)
 
 
-def test_a_cache_that_is_compressed_along_the_sequence_is_unknown() -> None:
+def test_a_cache_that_is_compressed_in_an_unknown_way_is_unknown() -> None:
     """Nothing is guessed."""
     with pytest.raises(ConfigError, match="not modelled"):
-        kv_layout(find_model("deepseek-ai/DeepSeek-V4-Flash").layers, dtype="bfloat16")
+        kv_layout([Layer(CompressedAttention(num_heads=8), None)], dtype="bfloat16")
 
 
 @pytest.mark.parametrize(

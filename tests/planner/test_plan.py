@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headway.catalog import find_accelerator, find_model
+from headway.catalog import find_accelerator
+from headway.catalog.hf_config import architecture_from_config
 from headway.errors import ConfigError
 from headway.planner import Plan, plan
 from headway.planner.advice import at_lengths, estimate_by_whole_model, next_limit, warnings
@@ -373,9 +374,20 @@ def test_flags_that_cannot_be_or_go_together_are_refused(flags: dict[str, Any], 
 
 
 def test_a_model_with_an_unknown_cache_is_not_planned() -> None:
-    """Compressed caches are unknown, not guessed."""
-    with pytest.raises(ConfigError, match=r"not modelled|mixes"):
-        plan(find_model("sgl-project/DeepSeek-V4-Flash-FP8"), find_accelerator("b200"), max_model_len=4096)
+    """Ratios that no release reads are unknown, not guessed."""
+    config = {
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "intermediate_size": 128,
+        "compress_ratios": [4, 8, 16, 8],
+        "max_position_embeddings": 4096,
+    }
+    model = architecture_from_config(config, model_id="m")
+    assert not model.kv_is_known
+    with pytest.raises(ConfigError, match="not modelled"):
+        plan(model, find_accelerator("b200"))
 
 
 def test_a_release_that_does_not_know_the_model_is_said() -> None:

@@ -95,9 +95,44 @@ class StateSpace:
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention:
-    """Attention whose cache is compressed along the sequence in ways not modelled here."""
+    """Attention over a window of single tokens, and over entries that stand for `ratio` tokens each (DeepSeek V4).
+
+    `ratio` is 0 where there is only the window. With `num_index_heads` an index with entries of its own finds those to
+    read. A `head_dim` of 0 stands for compression of another kind, which is not modelled.
+    """
 
     num_heads: int
+    head_dim: int = 0
+    rope_head_dim: int = 0
+    window: int = 0
+    ratio: int = 0
+    q_lora_rank: int = 0
+    o_lora_rank: int = 0
+    num_output_groups: int = 1
+    num_index_heads: int = 0
+    index_head_dim: int = 0
+
+    @property
+    def is_modelled(self) -> bool:
+        """The cache's layout is known."""
+        return self.head_dim > 0
+
+    @property
+    def entry_bytes(self) -> int:
+        """One entry as vLLM stores it (fp8_ds_mla): FP8, a rotary part in 16 bits, an 8-bit scale for each 64 numbers,
+        and a byte to fill up."""
+        plain = self.head_dim - self.rope_head_dim
+        return plain + 2 * self.rope_head_dim + plain // 64 + 1
+
+    @property
+    def index_entry_bytes(self) -> int:
+        """One entry of the index in FP8 with a float32 scale for each 128 of it; 0 without an index."""
+        return self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.num_index_heads else 0
+
+    def token_bytes(self, *, windowed: bool) -> float:
+        """A token's share of the entries, and its own in the window if `windowed`."""
+        compressed = (self.entry_bytes + self.index_entry_bytes) / self.ratio if self.ratio else 0.0
+        return compressed + (self.entry_bytes if windowed else 0)
 
 
 Mixer = Attention | LatentAttention | StateSpace | CompressedAttention
@@ -158,6 +193,8 @@ class ModelArchitecture:
     num_kv_shared_layers: int = 0
     extra_params: int = 0
     """Weights beside the layers that are known by number only (per-layer embeddings)."""
+    num_residual_streams: int = 1
+    """Hidden vectors that a token carries from layer to layer (hyper-connections keep several)."""
     stored_bytes: int | None = None
     """Size of the weights in the model's own files, where those were read."""
     source: str = ""
@@ -194,12 +231,12 @@ class ModelArchitecture:
     @property
     def is_hybrid(self) -> bool:
         """Layers keep their past in more than one way, so that vLLM makes several KV groups."""
-        return len(self.mixer_counts) > 1 and len({_past(mixer) for mixer in self.mixer_counts}) > 1
+        return len({way for mixer in self.mixer_counts for way in _ways(mixer)}) > 1
 
     @property
     def kv_is_known(self) -> bool:
         """Every layer's cache can be computed."""
-        return not any(isinstance(mixer, CompressedAttention) for mixer in self.mixer_counts)
+        return all(not isinstance(mixer, CompressedAttention) or mixer.is_modelled for mixer in self.mixer_counts)
 
     def num_params(self, *, active: bool = False) -> int:
         """Weights in all, or those that one token touches; `headway.catalog.parameters` gives them by part."""
@@ -237,6 +274,8 @@ class ModelArchitecture:
         for mixer, count in Counter(layer.mixer for layer in kept).items():
             if isinstance(mixer, Attention | LatentAttention) and (windowed or _past(mixer) == "full"):
                 total += count * token_bytes(mixer, kv_dtype, self.dtype, tp)
+            elif isinstance(mixer, CompressedAttention):
+                total += count * mixer.token_bytes(windowed=windowed)
         return int(total)
 
     def state_bytes_per_request(self, tp: int = 1) -> int:
@@ -267,3 +306,8 @@ def _past(mixer: Mixer) -> str:
     if isinstance(mixer, Attention):
         return mixer.kind
     return "full" if isinstance(mixer, LatentAttention) else "state"
+
+
+def _ways(mixer: Mixer) -> tuple[str, ...]:
+    """How a layer keeps its past; compressed attention does so in several ways at once."""
+    return ("window", "entries") if isinstance(mixer, CompressedAttention) else (_past(mixer),)

@@ -63,6 +63,7 @@ def resolve_defaults(
     is_hybrid: bool = False,
     gpu_memory_utilization: float | None = None,
     block_size: int | None = None,
+    preferred_block_size: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     enable_chunked_prefill: bool | None = None,
@@ -70,6 +71,9 @@ def resolve_defaults(
     enforce_eager: bool = False,
 ) -> EngineDefaults:
     """Fill in what the user left open, as that vLLM version does on that device.
+
+    Args:
+        preferred_block_size: what the model's attention kernels want in place of the version's block size.
 
     Raises:
         ConfigError: not a version.
@@ -98,7 +102,12 @@ def resolve_defaults(
         gpu_memory_utilization=choose(
             "gpu_memory_utilization", gpu_memory_utilization, version_fact("gpu_memory_utilization", number), release
         ),
-        block_size=choose("block_size", block_size, version_fact("block_size", number), release),
+        block_size=choose(
+            "block_size",
+            block_size,
+            preferred_block_size or version_fact("block_size", number),
+            "preferred by the attention kernels" if preferred_block_size else release,
+        ),
         max_num_seqs=seats,
         max_num_batched_tokens=tokens,
         enable_chunked_prefill=chunked,

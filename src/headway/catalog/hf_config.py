@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headway.catalog.architecture import (
@@ -17,7 +18,7 @@ from headway.catalog.architecture import (
     ModelArchitecture,
     StateSpace,
 )
-from headway.catalog.quantization import Quantization, read_quantization
+from headway.catalog.quantization import Quantization, read_quantization, with_narrow_experts
 from headway.errors import ConfigError
 
 _TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "falcon", "gpt2", "cohere")
@@ -69,6 +70,7 @@ def _read(config: _Config, model_id: str, source: str) -> ModelArchitecture:
         num_mtp_layers=int(_first(text, "num_nextn_predict_layers", "mtp_num_hidden_layers", default=0) or 0),
         num_kv_shared_layers=int(text.get("num_kv_shared_layers") or 0),
         extra_params=_per_layer_embeddings(text, num_layers),
+        num_residual_streams=int(text.get("hc_mult") or 1),
         source=source,
     )
 
@@ -119,7 +121,8 @@ def _quantization(config: _Config, settings: _Config | None, num_layers: int) ->
     if settings is None:
         return None
     if config.get("expert_dtype") == "fp4":
-        return read_quantization({"quant_algo": "MIXED_PRECISION"}, num_layers)
+        nvidia = str(settings.get("moe_quant_algo") or "").lower() == "nvfp4"
+        return with_narrow_experts("nvfp4" if nvidia else "mxfp4")
     return read_quantization(settings, num_layers)
 
 
@@ -142,7 +145,7 @@ def _max_model_len(text: _Config) -> int | None:
 
 def _mixers(text: _Config, num_layers: int) -> list[Mixer | None]:
     if text.get("compress_ratios"):
-        return [CompressedAttention(int(text["num_attention_heads"]))] * num_layers
+        return _compressed(text, num_layers)
     if text.get("block_configs"):
         return [_nas_attention(text, block["attention"]) for block in text["block_configs"]]
     kinds = _mixer_kinds(text, num_layers)
@@ -234,6 +237,29 @@ def _latent(text: _Config) -> LatentAttention:
         index_topk=int(text.get("index_topk") or 0),
         output_gate=bool(text.get("mla_use_output_gate")),
     )
+
+
+def _compressed(text: _Config, num_layers: int) -> list[Mixer | None]:
+    """DeepSeek V4 has an index where four tokens make an entry; other configs with these keys are not modelled."""
+    heads = int(text["num_attention_heads"])
+    if not text.get("o_lora_rank") or not {int(ratio) for ratio in text["compress_ratios"]} <= {0, 1, 4, 128}:
+        return [CompressedAttention(heads)] * num_layers
+    plain = CompressedAttention(
+        num_heads=heads,
+        head_dim=int(text["head_dim"]),
+        rope_head_dim=int(text["qk_rope_head_dim"]),
+        window=int(text["sliding_window"]),
+        q_lora_rank=int(text["q_lora_rank"]),
+        o_lora_rank=int(text["o_lora_rank"]),
+        num_output_groups=int(text["o_groups"]),
+    )
+    coarse = replace(plain, ratio=128)
+    fine = replace(
+        plain, ratio=4, num_index_heads=int(text["index_n_heads"]), index_head_dim=int(text["index_head_dim"])
+    )
+    made = {0: plain, 1: plain, 4: fine, 128: coarse}
+    ratios = [int(ratio) for ratio in text["compress_ratios"]][:num_layers]
+    return [made[ratio] for ratio in ratios + [0] * (num_layers - len(ratios))]
 
 
 def _state_space(text: _Config) -> StateSpace:

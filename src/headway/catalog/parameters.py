@@ -57,7 +57,7 @@ def count_parameters(model: ModelArchitecture) -> ParameterCounts:
 
 def all_parts(model: ModelArchitecture, layers: Sequence[Layer], *, first: bool, last: bool) -> Iterator[Part]:
     """Parts of a pipeline rank that holds `layers`; `first` has the embedding, `last` the head."""
-    table = model.vocab_size * model.hidden_size
+    table, streams = model.vocab_size * model.hidden_size, model.num_residual_streams
     if first or (last and model.tie_word_embeddings):
         yield Part("embedding", table)
     if first and model.vision_params:
@@ -72,6 +72,8 @@ def all_parts(model: ModelArchitecture, layers: Sequence[Layer], *, first: bool,
         if layer.ffn is not None:
             yield from ffn_parts(layer.ffn, model.hidden_size)
         yield Part("norms", 0, 2 * model.hidden_size)
+        if streams > 1:  # Two mixes of the streams a layer, kept in 32 bits: counted double.
+            yield Part("streams", 0, 2 * 2 * (2 + streams) * streams * streams * model.hidden_size)
 
 
 def mixer_parts(mixer: Mixer, hidden: int) -> Iterator[Part]:
@@ -92,7 +94,7 @@ def mixer_parts(mixer: Mixer, hidden: int) -> Iterator[Part]:
         yield Part("state", hidden * (inputs + inner))
         yield Part("norms", mixer.conv_dim * mixer.conv_kernel + 3 * mixer.num_value_heads)
     else:
-        assert isinstance(mixer, CompressedAttention)
+        yield from _compressed_parts(mixer, hidden)
 
 
 def _latent_parts(mixer: LatentAttention, hidden: int) -> Iterator[Part]:
@@ -108,6 +110,22 @@ def _latent_parts(mixer: LatentAttention, hidden: int) -> Iterator[Part]:
         copied = from_query * mixer.num_index_heads * mixer.index_head_dim
         copied += hidden * (mixer.index_head_dim + mixer.num_index_heads)
         yield Part("attention", 0, copied)
+
+
+def _compressed_parts(mixer: CompressedAttention, hidden: int) -> Iterator[Part]:
+    """Low-rank queries and outputs (the latter by groups); compressors and most of the index stay in 16 bits."""
+    if not mixer.is_modelled:
+        return
+    values = mixer.num_heads * mixer.head_dim
+    split = (mixer.q_lora_rank + mixer.o_lora_rank) * values
+    split += mixer.num_output_groups * mixer.o_lora_rank * hidden
+    copied = hidden * (mixer.q_lora_rank + mixer.head_dim)
+    copied += mixer.q_lora_rank * mixer.num_index_heads * mixer.index_head_dim
+    yield Part("attention", split, copied)
+    overlaps = 2 if mixer.num_index_heads else 1
+    compressed = mixer.head_dim + (mixer.index_head_dim if mixer.num_index_heads else 0)
+    wide = hidden * (2 * overlaps * compressed + mixer.num_index_heads) if mixer.ratio else 0
+    yield Part("compressor", 0, wide)
 
 
 def ffn_parts(ffn: FeedForward, hidden: int) -> Iterator[Part]:
@@ -200,7 +218,8 @@ def _bytes(
     wide, total, first, last = dtype_bytes(model.dtype), 0.0, *ends
 
     def each(part: str) -> float:
-        return chosen.bits / 8 if chosen is not None and part in chosen.parts else wide
+        bits = chosen.bits_of(part) if chosen is not None else None
+        return wide if bits is None else bits / 8
 
     for part in all_parts(model, layers, first=first, last=last):
         gpus = expert_gpus if part.name == "experts" else tp

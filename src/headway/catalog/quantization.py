@@ -18,8 +18,9 @@ LINEAR_PARTS = ("attention", "dense", "experts", "shared_experts", "state")
 class Quantization:
     """A weight format.
 
-    `bits` counts the scales' share. `padding` is (intermediate, hidden): what the kernel rounds an expert's matrices up
-    to. `is_modelled` is False for mixtures of formats, whose size must be read from the files.
+    `bits` counts the scales' share; `part_bits` are those of parts that differ. `padding` is (intermediate, hidden):
+    what the kernel rounds an expert's matrices up to. `is_modelled` is False for mixtures of formats, whose size must
+    be read from the files.
     """
 
     method: str
@@ -27,6 +28,11 @@ class Quantization:
     parts: tuple[str, ...] = LINEAR_PARTS
     padding: tuple[int, int] | None = None
     is_modelled: bool = True
+    part_bits: tuple[tuple[str, float], ...] = ()
+
+    def bits_of(self, part: str) -> float | None:
+        """Bits for each weight of a part; None where it stays in 16 bits."""
+        return dict(self.part_bits).get(part, self.bits) if part in self.parts else None
 
 
 _INT4_GROUP_128 = 4 + (16 + 4) / 128
@@ -58,6 +64,7 @@ _ALIASES = {
     "fp4": "nvfp4",
     "w8a8": "int8",
     "ptpc_fp8": "fp8",
+    "deepseek_v4_fp8": "fp8",
     "bnb": "bitsandbytes",
 }
 
@@ -84,7 +91,8 @@ def read_quantization(config: Mapping[str, Any], num_layers: int) -> Quantizatio
     method = str(config.get("quant_method") or "").lower()
     algorithm = str(config.get("quant_algo") or "").upper()
     if algorithm in ("MIXED_PRECISION", "W4A8_AWQ"):
-        return _METHODS["mixed"]
+        narrow = str(config.get("moe_quant_algo") or "").lower()
+        return with_narrow_experts(narrow) if method == "fp8" and narrow in _METHODS else _METHODS["mixed"]
     if algorithm == "NVFP4":
         return _without_excluded(_METHODS["nvfp4"], config, num_layers)
     if algorithm.startswith("FP8"):
@@ -100,6 +108,11 @@ def read_quantization(config: Mapping[str, Any], num_layers: int) -> Quantizatio
     if method in _METHODS:
         return _without_excluded(_METHODS[method], config, num_layers)
     return Quantization(method or "unknown", 0.0, (), is_modelled=False)
+
+
+def with_narrow_experts(method: str) -> Quantization:
+    """FP8 throughout, but for experts in another format."""
+    return replace(_METHODS["fp8"], part_bits=(("experts", _METHODS[method].bits),))
 
 
 def _compressed_tensors(config: Mapping[str, Any]) -> Quantization:

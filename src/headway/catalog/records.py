@@ -48,6 +48,7 @@ def read_record(record: Mapping[str, Any]) -> ModelArchitecture:
         num_mtp_layers=record.get("num_mtp_layers", 0),
         num_kv_shared_layers=record.get("num_kv_shared_layers", 0),
         extra_params=record.get("extra_params", 0),
+        num_residual_streams=record.get("num_residual_streams", 1),
         source=record["source"],
         notes=tuple(record.get("notes", ())),
     )
@@ -71,8 +72,8 @@ def _mixer(facts: Mapping[str, Any]) -> Mixer:
         return LatentAttention(**facts)
     if "conv_kernel" in facts:
         return StateSpace(**facts)
-    if facts.get("compressed"):
-        return CompressedAttention(facts["num_heads"])
+    if "ratio" in facts:
+        return CompressedAttention(**facts)
     return Attention(**{"v_head_dim": facts["head_dim"], **facts})
 
 
@@ -88,4 +89,5 @@ def _quantization(value: str | Mapping[str, Any] | None) -> Quantization | None:
             return Quantization("mixed", 0.0, (), is_modelled=False)
         return named_quantization(value)
     facts = dict(value)
-    return Quantization(facts.pop("method"), facts.pop("bits"), tuple(facts.pop("parts")), **facts)
+    part_bits = tuple(sorted(facts.pop("part_bits", {}).items()))
+    return Quantization(facts.pop("method"), facts.pop("bits"), tuple(facts.pop("parts")), part_bits=part_bits, **facts)

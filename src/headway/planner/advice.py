@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.catalog.architecture import Attention
+from headway.catalog.architecture import Attention, CompressedAttention, Mixer
 from headway.catalog.defaults import newest_read, version_fact
 from headway.catalog.served import served
 from headway.catalog.versions import Version
@@ -76,6 +76,8 @@ def warnings(plan: Plan) -> list[str]:
         )
     if version_fact("sampling_depends_on_flashinfer", plan.resolved.defaults.version):
         found.append("In this version sampling takes more memory without FlashInfer than with it; the range has both.")
+    if _has(plan, CompressedAttention):
+        found.append("What profiling this compressed attention takes is only partly known; the range says how far.")
     if plan.deployment.model.vision_params is None:
         found.append("The vision tower's weights and its activations are not counted.")
     elif plan.deployment.model.vision_params:
@@ -90,6 +92,10 @@ def warnings(plan: Plan) -> list[str]:
 
 def _dotted(version: Version) -> str:
     return ".".join(map(str, version))
+
+
+def _has(plan: Plan, kind: type[Mixer]) -> bool:
+    return any(isinstance(mixer, kind) for mixer in plan.deployment.model.mixer_counts)
 
 
 def _has_window(plan: Plan) -> bool:

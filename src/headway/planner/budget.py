@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 
 from headway.catalog.accelerators import GIB
-from headway.catalog.architecture import Layer
+from headway.catalog.architecture import CompressedAttention, Layer
 from headway.catalog.defaults import version_fact
 from headway.catalog.parameters import rank_weight_bytes, resolve_quantization
 from headway.planner.deployment import Resolved
-from headway.planner.kv_layout import KVLayout, as_cached, kv_layout
+from headway.planner.kv_layout import as_cached, kv_layout
+from headway.planner.kv_parts import KVLayout
 from headway.planner.memory import (
     MemoryCoefficients,
     Split,
@@ -18,12 +19,16 @@ from headway.planner.memory import (
     held_bytes,
     sampler_bytes,
 )
+from headway.planner.sparse_memory import workspace_bytes
 
 _HOST_SHARE = 0.05
 """Where the host shares the memory, what it caches or frees between the profiling's two looks counts too."""
 
 _VISION_GIB = 4.0
 """What profiling a vision tower may take, which is not planned: about 3 GiB for Gemma 4 31B in a public log."""
+
+_COMPRESSED_GIB = 8.0
+"""What profiling compressed attention may take beyond what is counted: DeepSeek V4 Pro's one public log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,8 @@ def _available(
     down, up = (math.hypot(margin, total.num_bytes - bound) for bound in (total.low, total.high))
     if resolved.deployment.model.vision_params != 0:
         down = math.hypot(down, _VISION_GIB * GIB)
+    if any(isinstance(layer.mixer, CompressedAttention) for layer in layers):
+        down = math.hypot(down, _COMPRESSED_GIB * GIB)
     other = _other_sampling(resolved, rank, layers)
     down, up = down + max(0, other), up + max(0, -other)
     return int(likely - down), likely, int(likely + up)
@@ -249,6 +256,14 @@ def _forward(resolved: Resolved, layers: tuple[Layer, ...]) -> int:
         ),
         version=resolved.defaults.version,
         narrow_activations=_narrow_activations(resolved),
+        workspace_bytes=workspace_bytes(
+            layers,
+            max_model_len=resolved.max_model_len,
+            num_tokens=resolved.defaults.max_num_batched_tokens,
+            tp=deployment.tensor_parallel_size,
+            kv_cache_dtype=deployment.kv_cache_dtype,
+            version=resolved.defaults.version,
+        ),
     )
 
 

@@ -6,6 +6,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,7 +90,7 @@ class Judged:
         return self.plan.deployment.accelerator.is_integrated
 
 
-_ERAS = ("0.6.6", "0.10.0", "0.15.0", "0.20.0", "0.30.0")
+_ERAS = ("0.6.6", "0.10.0", "0.15.0", "0.21.0", "0.30.0")
 """One release of each kind of default; the middle answer stands for a start-up whose version is not known."""
 
 
@@ -132,11 +133,11 @@ def judge(start_up: StartUp, fitted: MemoryCoefficients | None = None) -> Judged
     """The planner's answer for a start-up beside the measured one; None where the planner says unknown."""
     if start_up.deployment is None:
         return None
-    try:
-        plans = [
-            make_plan(replace(start_up.deployment, engine_version=version), fitted) for version in start_up.versions
-        ]
-    except ConfigError:
+    plans = []
+    for version in start_up.versions:
+        with suppress(ConfigError):  # A release that does not take the flags is not the one that started.
+            plans.append(make_plan(replace(start_up.deployment, engine_version=version), fitted))
+    if not plans:
         return None
     plan = sorted(plans, key=lambda item: item.kv_cache_tokens.likely)[len(plans) // 2]
     if len(plans) > 1:
@@ -149,6 +150,21 @@ def judge(start_up: StartUp, fitted: MemoryCoefficients | None = None) -> Judged
         tokens_error=None if not measured else plan.kv_cache_tokens.likely / measured - 1,
         available_error_gib=None if available is None else (plan.available_kv_cache_bytes - available) / GIB,
     )
+
+
+def tokens_from_pool(start_up: StartUp) -> int | None:
+    """KV tokens that the planner reads off the pool that was logged; None where release, pool or cache is not known."""
+    if start_up.deployment is None or start_up.available_bytes is None or not start_up.version_is_known:
+        return None
+    given = replace(
+        start_up.deployment,
+        engine_version=start_up.versions[0],
+        kv_cache_memory_bytes=int(start_up.available_bytes),
+    )
+    try:
+        return make_plan(given).kv_cache_tokens.likely
+    except ConfigError:
+        return None
 
 
 def weighted_coverage(judged: Sequence[Judged]) -> float:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import combinations
 
 from headway.catalog.accelerators import Accelerator
-from headway.catalog.architecture import ModelArchitecture, StateSpace
+from headway.catalog.architecture import CompressedAttention, LatentAttention, ModelArchitecture, StateSpace
 from headway.catalog.defaults import EngineDefaults, Usage, resolve_defaults, version_fact
 from headway.catalog.dtypes import KV_CACHE_DTYPES, dtype_bytes
 from headway.catalog.quantization import named_quantization
 from headway.config import REFERENCE_ENGINE_VERSION
 from headway.errors import ConfigError
-from headway.planner.kv_layout import LayoutRules
+from headway.planner.compressed_layout import DEFAULT_BLOCK_SIZE
+from headway.planner.kv_parts import LayoutRules
 from headway.planner.partition import layer_partition
 
 
@@ -126,6 +128,7 @@ def resolve(deployment: Deployment) -> Resolved:
         is_hybrid=_has_states(model),
         gpu_memory_utilization=deployment.gpu_memory_utilization,
         block_size=deployment.block_size,
+        preferred_block_size=_preferred_block_size(deployment),
         max_num_seqs=deployment.max_num_seqs,
         max_num_batched_tokens=deployment.max_num_batched_tokens,
         enable_chunked_prefill=deployment.enable_chunked_prefill,
@@ -145,8 +148,28 @@ def resolve(deployment: Deployment) -> Resolved:
             chunked_groups=bool(version_fact("chunked_kv_groups", defaults.version)),
             latent_step=int(version_fact("latent_block_step", defaults.version)),
             state_blocks=2 if _has_states(model) and defaults.enable_prefix_caching else 1,
+            compressed_blocks=version_fact("compressed_blocks", defaults.version),
+            compressed_requests_in_bytes=bool(version_fact("compressed_requests_in_bytes", defaults.version)),
+            compressed_auto_is_fp8=bool(version_fact("compressed_auto_is_fp8", defaults.version)),
         ),
     )
+
+
+def _preferred_block_size(deployment: Deployment) -> int | None:
+    """Tokens in a block that the kernels of latent or compressed attention want; None where the default will do."""
+    mixers = deployment.model.mixer_counts
+    if any(isinstance(mixer, CompressedAttention) for mixer in mixers):
+        return DEFAULT_BLOCK_SIZE
+    latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
+    capability = deployment.accelerator.compute_capability
+    if not latent or capability is None or _has_states(deployment.model):
+        return None
+    sizes: dict[str, int] = version_fact("latent_block_size", deployment.engine_version)
+    words = ["sparse"] if latent[0].num_index_heads else []
+    words += [str(capability[0])]
+    words += ["fp8"] if deployment.kv_cache_dtype.startswith("fp8") else []
+    known = (" ".join(chosen) for count in range(len(words), 0, -1) for chosen in combinations(words, count))
+    return next((sizes[name] for name in known if name in sizes), None)
 
 
 def _has_states(model: ModelArchitecture) -> bool:

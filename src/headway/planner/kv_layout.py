@@ -8,92 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from headway.catalog.architecture import Attention, CompressedAttention, LatentAttention, Layer, StateSpace, token_bytes
 from headway.catalog.defaults import version_fact
 from headway.catalog.versions import Version
-from headway.errors import ConfigError
+from headway.planner.compressed_layout import compressed_layout
+from headway.planner.kv_parts import KVGroup, KVLayout, LayoutRules, PastKind
 
-PastKind = Literal["full", "sliding", "chunked", "state"]
 _PADDED_HEAD = 256
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """`num_groups` groups of layers that keep their past in one way."""
-
-    kind: PastKind
-    num_layers: int
-    num_groups: int
-    block_size: int
-    """Tokens in a block; for recurrent states a block is one state."""
-    window: int = 0
-
-    def blocks_per_request(self, num_tokens: int, in_flight_tokens: int, state_blocks: int) -> int:
-        """Blocks that one request of `num_tokens` holds at most, in all groups of this kind."""
-        if self.kind == "state":
-            return self.num_groups * state_blocks
-        if self.kind == "sliding":
-            kept = min(self.window - 1 + in_flight_tokens, num_tokens)
-            return self.num_groups * (-(-kept // self.block_size) + 1)
-        kept = min(self.window + in_flight_tokens, num_tokens) if self.kind == "chunked" else num_tokens
-        return self.num_groups * -(-kept // self.block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """Groups over one pool. `block_bytes` is one pool block on one GPU; `state_blocks` what a request's state takes."""
-
-    groups: tuple[KVGroup, ...]
-    block_bytes: int
-    state_blocks: int = 1
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a block of the groups that keep tokens (the smallest)."""
-        return min((group.block_size for group in self.groups if group.kind != "state"), default=1)
-
-    @property
-    def num_groups(self) -> int:
-        """Groups in all."""
-        return sum(group.num_groups for group in self.groups)
-
-    def blocks_per_request(self, num_tokens: int, in_flight_tokens: int) -> int:
-        """Pool blocks that a request of `num_tokens` needs at its longest."""
-        return sum(group.blocks_per_request(num_tokens, in_flight_tokens, self.state_blocks) for group in self.groups)
-
-    def token_blocks(self, num_tokens: int) -> int:
-        """Pool blocks of the groups that keep every one of a request's tokens."""
-        return sum(group.blocks_per_request(num_tokens, 0, 0) for group in self.groups if group.kind == "full")
-
-    def longest_request(self, num_blocks: int, in_flight_tokens: int) -> int:
-        """The most tokens that one request can have in a pool of `num_blocks`; 0 if not even one token fits."""
-        low, high = 0, 1
-        while high < 1 << 40 and self.blocks_per_request(high, in_flight_tokens) <= num_blocks:
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.blocks_per_request(middle, in_flight_tokens) <= num_blocks:
-                low = middle
-            else:
-                high = middle
-        return low
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutRules:
-    """What a version does with layers that keep their past in different ways.
-
-    `hybrid`: they get groups of their own; else what forgets is sized as full attention. `chunked_groups`: so do
-    chunk-local layers. `latent_step`: blocks of latent attention beside states grow in steps of so many tokens.
-    `state_blocks`: blocks of recurrent state that one request holds (1, or 2 where states are cached).
-    """
-
-    hybrid: bool = True
-    chunked_groups: bool = True
-    latent_step: int = 128
-    state_blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +48,10 @@ def kv_layout(
         ConfigError: a layer's cache is not modelled.
     """
     rules = rules or LayoutRules()
+    here = range(len(layers)) if here is None else here
+    if any(isinstance(layer.mixer, CompressedAttention) for layer in layers):
+        return compressed_layout(layers, kv_cache_dtype=kv_cache_dtype, block_size=block_size, rules=rules, here=here)
     specs = [_spec(layer, dtype, kv_cache_dtype, tp, rules) for layer in layers]
-    here = range(len(specs)) if here is None else here
     if not any(specs[index] for index in here):
         return KVLayout((), 0, rules.state_blocks)
     kinds = {(spec.kind, spec.window) for spec in specs if spec is not None}
@@ -153,11 +77,6 @@ def _spec(layer: Layer, dtype: str, kv_cache_dtype: str, tp: int, rules: LayoutR
     mixer = layer.mixer
     if mixer is None:
         return None
-    if isinstance(mixer, CompressedAttention):
-        raise ConfigError(
-            "This model compresses its KV cache along the sequence, which is not modelled.",
-            hint="Its KV tokens are unknown; read them from vLLM's own start-up log.",
-        )
     if isinstance(mixer, StateSpace):
         return _Spec("state", mixer.state_bytes(dtype, tp))
     assert isinstance(mixer, Attention | LatentAttention)

@@ -15,6 +15,7 @@ from importlib import resources
 
 from headway.catalog.architecture import (
     Attention,
+    CompressedAttention,
     DenseFeedForward,
     ExpertFeedForward,
     LatentAttention,
@@ -39,6 +40,8 @@ _FILTERED_BYTES_PER_LOGIT = 12
 either noise or masked logits)."""
 _COPIED_BYTES_PER_LOGIT = 4
 """V2's model runner profiles sampling without top-k and top-p: one float32 copy, noise made in the kernel."""
+_KERNEL_HEADS = 64
+"""Heads that the kernel of compressed attention makes outputs for at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +101,29 @@ def forward_bytes(
     split: Split,
     version: Version,
     narrow_activations: bool = False,
+    workspace_bytes: int = 0,
 ) -> int:
     """What one forward pass of `num_tokens` keeps alive at its widest layer.
 
     That is a few hidden vectors a token (three in V0, one more in V1's compiled graphs) and the intermediate results of
-    the widest part. `narrow_activations`: the input of a second matrix is kept in 8 bits or less.
+    the widest part. `narrow_activations`: the input of a second matrix is kept in 8 bits or less. A `workspace_bytes`
+    is kept throughout, and experts use it.
     """
-    widest = 0.0
+    widest, workspace = 0.0, workspace_bytes / dtype_bytes(model.dtype)
     for layer in layers:
         if isinstance(layer.ffn, ExpertFeedForward):
             size = _expert_elements(layer.ffn, model.hidden_size, num_tokens, split, narrow_activations, version)
-            widest = max(widest, size)
+            if workspace_bytes:
+                workspace = max(workspace, size)
+            else:
+                widest = max(widest, size)
         elif layer.ffn is not None:
             widest = max(widest, num_tokens * _dense_width(layer.ffn, split.tp, narrow_activations))
         if layer.mixer is not None:
             widest = max(widest, num_tokens * _mixer_width(layer.mixer, split.tp))
     hidden_vectors = 3 if version < (0, 8, 0) else 4
-    return int((widest + num_tokens * hidden_vectors * model.hidden_size) * dtype_bytes(model.dtype))
+    hidden = num_tokens * hidden_vectors * model.hidden_size * model.num_residual_streams
+    return int((widest + workspace + hidden) * dtype_bytes(model.dtype))
 
 
 def sampler_bytes(
@@ -178,6 +187,10 @@ def _mixer_width(mixer: Mixer, tp: int) -> float:
     if isinstance(mixer, LatentAttention):
         width = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
         return mixer.num_heads * (2 * width + 2 * mixer.v_head_dim) / tp
+    if isinstance(mixer, CompressedAttention):
+        values = mixer.num_heads * mixer.head_dim / tp
+        sums = 2 * 2 * (2 if mixer.num_index_heads else 1) * (mixer.head_dim + mixer.index_head_dim)
+        return 2 * values + max(0.0, _KERNEL_HEADS * mixer.head_dim - values) + sums
     if isinstance(mixer, StateSpace):
         return (2 * mixer.conv_dim + 2 * mixer.num_value_heads * mixer.value_head_dim) / tp
     return 0.0

@@ -26,7 +26,7 @@ class Plan:
     """What a deployment's memory gives, on the pipeline rank that binds.
 
     `kv_cache_tokens` is what the version's log calls "GPU KV cache size"; `max_concurrency` is requests of
-    max_model_len at once. `shortfall_bytes` is what one request of that length lacks (0 if it fits).
+    max_model_len at once, as it counts them. `shortfall_bytes` is what one request of that length lacks (0 if it fits).
     """
 
     resolved: Resolved
@@ -134,7 +134,8 @@ def make_plan(deployment: Deployment, fitted: MemoryCoefficients | None = None) 
     ]
     length, in_flight = resolved.max_model_len, resolved.in_flight_tokens
     needed = binding.layout.blocks_per_request(length, in_flight)
-    tokens = [_logged_tokens(resolved, binding, count, needed) for count in blocks]
+    logged = binding.layout.blocks_logged(length, in_flight)
+    tokens = [_logged_tokens(resolved, binding, count, logged) for count in blocks]
     reserved = 1 if version_fact("null_block_is_reserved_at_start", resolved.defaults.version) else 0
     missing = (needed + reserved) * binding.layout.block_bytes - max(
         binding.available_bytes, blocks[0] * binding.layout.block_bytes
@@ -147,7 +148,7 @@ def make_plan(deployment: Deployment, fitted: MemoryCoefficients | None = None) 
         blocks_per_request=needed,
         kv_bytes_per_token=_bytes_per_token(resolved, deployment.tensor_parallel_size),
         kv_cache_tokens=Range(*tokens),
-        max_concurrency=blocks[0] / needed if needed else float("inf"),
+        max_concurrency=blocks[0] / logged if logged else float("inf"),
         max_model_len_that_fits=min(
             binding.layout.longest_request(max(0, blocks[0] - reserved), in_flight),
             deployment.model.max_model_len or 1 << 40,
@@ -169,4 +170,4 @@ def _logged_tokens(resolved: Resolved, binding: RankBudget, num_blocks: int, nee
         return 0
     if version_fact("logged_tokens_are_capacity", resolved.defaults.version) and needed:
         return int(num_blocks / needed * resolved.max_model_len)
-    return num_blocks // layout.num_groups * layout.block_size
+    return num_blocks // layout.num_groups * layout.smallest_block_size

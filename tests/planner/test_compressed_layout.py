@@ -94,6 +94,16 @@ def test_what_is_not_known_of_its_profiling_is_said_and_widens_the_range_downwar
     assert any("only partly known" in line for line in warnings(planned))
 
 
+def test_where_the_log_promises_too_much_the_plan_says_how_many_fit() -> None:
+    """Until 0.26."""
+    flags = {"tensor_parallel_size": 4, "kv_cache_dtype": "fp8", "max_model_len": 65536}
+    older, newer = (
+        plan("deepseek-v4-flash", "h200", engine_version=version, **flags) for version in ("0.26.0", "0.27.0")
+    )
+    assert any("fit at once" in line for line in warnings(older))
+    assert not any("fit at once" in line for line in warnings(newer))
+
+
 def test_the_buffer_for_prefills_grows_with_the_length() -> None:
     """Sparse attention alone profiles a buffer of as many keys as max_model_len asks for."""
     lengths = (65536, 1048576)

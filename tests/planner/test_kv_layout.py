@@ -117,6 +117,14 @@ def test_layers_that_all_attend_fully_share_a_group_whatever_their_size() -> Non
     assert layout.num_groups == 1 and layout.block_bytes == 16 * (8 + 2) * 128 * 2
 
 
+def test_kinds_of_nearly_equal_number_are_padded_only_in_the_releases_that_do() -> None:
+    """Eight and seven layers: one group each from 0.12.0, three groups of seven before."""
+    layers = [SLIDING, FULL] * 7 + [SLIDING]
+    for pad_below, num_groups, pages in ((1.0, 3, 7), (1.25, 2, 8), (1.5, 2, 8)):
+        layout = kv_layout(layers, dtype="bfloat16", rules=LayoutRules(pad_below=pad_below))
+        assert (layout.num_groups, layout.block_bytes) == (num_groups, pages * 16 * 2 * 8 * 64 * 2)
+
+
 def test_the_longest_request_is_the_last_that_fits() -> None:
     """One token more needs a block that is not there."""
     layout = kv_layout([SLIDING, FULL] * 4, dtype="bfloat16")

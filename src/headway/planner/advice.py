@@ -76,6 +76,11 @@ def warnings(plan: Plan) -> list[str]:
         )
     if version_fact("sampling_depends_on_flashinfer", plan.resolved.defaults.version):
         found.append("In this version sampling takes more memory without FlashInfer than with it; the range has both.")
+    if plan.binding.layout.counts_bytes:
+        found.append(
+            f"This version logs {plan.max_concurrency:.2f} requests of max_model_len; by the blocks that each takes "
+            f"{plan.num_gpu_blocks / plan.blocks_per_request:.2f} fit at once."
+        )
     if _has(plan, CompressedAttention):
         found.append("What profiling this compressed attention takes is only partly known; the range says how far.")
     if plan.deployment.model.vision_params is None:

@@ -146,6 +146,7 @@ def resolve(deployment: Deployment) -> Resolved:
             hybrid=bool(version_fact("hybrid_kv_groups", defaults.version))
             and not deployment.disable_hybrid_kv_cache_manager,
             chunked_groups=bool(version_fact("chunked_kv_groups", defaults.version)),
+            pad_below=float(version_fact("groups_padded_below", defaults.version)),
             latent_step=int(version_fact("latent_block_step", defaults.version)),
             state_blocks=2 if _has_states(model) and defaults.enable_prefix_caching else 1,
             compressed_blocks=version_fact("compressed_blocks", defaults.version),

@@ -333,7 +333,7 @@ def _smaller_weights(deployment: Deployment) -> Iterator[str]:
     """Formats with fewer bits than now that the card's kernels read: FP8 from capability 8.9, 4 bits everywhere."""
     model, capability = deployment.model, deployment.accelerator.compute_capability
     own = model.quantization
-    bits = own.bits if own is not None else 16.0
+    bits = min(own.bits, *(bits for _, bits in own.part_bits), 16.0) if own is not None else 16.0
     if deployment.quantization is not None:
         bits = {"fp8": 8.0, "int8": 8.0}.get(deployment.quantization, bits if own is not None else 4.0)
     if bits > 8 and (capability is None or capability >= (8, 9)):

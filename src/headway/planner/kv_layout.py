@@ -107,7 +107,7 @@ def _grouped(specs: Sequence[_Spec | None], here: range, block_size: int, rules:
     block_size = _enlarged(list(by_spec), block_size, rules)
     page = max(spec.bytes_per_token * (1 if spec.kind == "state" else block_size) for spec in by_spec)
     counts = [len(members) for members in by_spec.values()]
-    group_size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    group_size = max(counts) if max(counts) < rules.pad_below * min(counts) else min(counts)
     groups: list[KVGroup] = []
     most_pages = 0
     for spec, members in by_spec.items():

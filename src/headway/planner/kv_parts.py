@@ -101,6 +101,7 @@ class LayoutRules:
 
     `hybrid`: they get groups of their own; else what forgets is sized as full attention. `chunked_groups`: so do
     chunk-local layers. `latent_step`: blocks of latent attention beside states grow in steps of so many tokens.
+    `pad_below`: kinds whose numbers of layers differ by less than this factor get one group each, the smaller padded.
     `state_blocks`: blocks of recurrent state that one request holds (1, or 2 where states are cached).
     `compressed_blocks`: how a compressed cache's groups share a block (None: the version has no such cache);
     `compressed_requests_in_bytes`: its log counts a request's bytes; `compressed_auto_is_fp8`: `auto` means FP8 to it.
@@ -109,6 +110,7 @@ class LayoutRules:
     hybrid: bool = True
     chunked_groups: bool = True
     latent_step: int = 128
+    pad_below: float = 1.5
     state_blocks: int = 1
     compressed_blocks: Literal["tuples", "slots", "stacked", "balanced"] | None = "balanced"
     compressed_requests_in_bytes: bool = False

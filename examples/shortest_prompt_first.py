@@ -1,7 +1,8 @@
 """A batching policy of one's own: among those that wait, the shortest prompt goes first.
 
-    headway simulate --model llama-3.1-8b --gpu l40s --compare-policies --policy examples/shortest_prompt_first.py \
-        --num-prompts 300 --request-rate 12 --prompt-tokens lognormal:median=800,sigma=1.2,max=16000
+    headway simulate --model llama-3.1-8b --gpu l40s --max-model-len 20000 --num-prompts 300 --request-rate 12 \
+        --prompt-tokens lognormal:median=800,sigma=1.2,max=16000 --compare-policies \
+        --policy examples/shortest_prompt_first.py
     headway bench --policies chunked,examples/shortest_prompt_first.py
 
 The mean time to first token falls, and the longest prompts pay for it: look at the p99.

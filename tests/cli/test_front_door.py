@@ -32,3 +32,8 @@ def test_version_names_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script(shell: str) -> None:
     assert "_HEADWAY_COMPLETE" in CliRunner().invoke(cli, ["completion", shell]).output
+
+
+def test_a_mistyped_command_is_named_rightly() -> None:
+    result = CliRunner().invoke(cli, ["bnech"])
+    assert result.exit_code == 2 and "Did you mean bench?" in result.output

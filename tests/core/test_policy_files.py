@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.policies import make_policy
+from headway.core.policies import blaming, make_policy
 from headway.errors import ConfigError
 from headway.simulation.options import DeploymentOptions
 from headway.simulation.run import SimulatedWorkload, simulate
@@ -64,3 +64,17 @@ def test_a_missing_file_or_name_is_refused() -> None:
         make_policy("nothing.py")
     with pytest.raises(ConfigError, match=r"FILE\.py:CLASS"):
         make_policy("nothing")
+
+
+def test_what_a_policy_of_ones_own_raises_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from headway.core.policies import ChunkedPolicy\n"
+        "class A(ChunkedPolicy):\n"
+        "    def queue(self, usual):\n"
+        "        return usual.nothing\n"
+    )
+    with pytest.raises(ConfigError, match=r"AttributeError.*mine\.py, line 4"), blaming(str(path)):
+        _order(str(path))
+    with pytest.raises(ZeroDivisionError), blaming(str(path)):
+        raise ZeroDivisionError("not the policy's fault")

@@ -133,3 +133,11 @@ def test_hostile_files_end_in_a_page_or_in_a_mistake_of_the_user_s(text: str, tm
     path.write_text(text, encoding="utf-8")
     for option in ("--metrics", "--log", "--bench", "--observed"):
         assert exit_code(doctor(option, str(path))) in (0, 1, 2)
+
+
+def test_evidence_that_tells_nothing_is_no_clean_bill(tmp_path: Path) -> None:
+    """A file of something else: exit code 2, not the 0 of a healthy server."""
+    path = tmp_path / "README.md"
+    path.write_text("# A page\n\nNothing that a server would say.\n")
+    result = doctor("--metrics", str(path))
+    assert exit_code(result) == 2 and "Nothing was found" in str(result.exception)

@@ -51,7 +51,7 @@ def test_a_chunk_too_large_for_a_slow_device() -> None:
     assert found.bottlenecks[0].figures["predicted_itl_s"] == pytest.approx(3.41, rel=0.03)
     assert [(fix.setting, fix.to_value) for fix in fixes[:2]] == [
         ("max_num_batched_tokens", 1024),
-        ("max_num_batched_tokens", 240),
+        ("max_num_batched_tokens", 192),
     ]
 
 

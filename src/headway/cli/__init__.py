@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module, metadata
 
 import click
@@ -57,7 +58,10 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
-            return None
+            near = get_close_matches(cmd_name, _COMMANDS, 1)
+            raise click.UsageError(
+                f"There is no command {cmd_name!r}." + (f" Did you mean {near[0]}?" if near else ""), ctx
+            )
         command = getattr(import_module(f"headway.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command

@@ -15,7 +15,7 @@ from headway.config import EngineConfig, EngineOptions
 from headway.core.arrivals import TraceSource
 from headway.core.clock import WallClock
 from headway.core.engine import Engine
-from headway.core.policies import make_policy
+from headway.core.policies import blaming, make_policy
 from headway.errors import ConfigError
 from headway.frontends.bench_options import BenchOptions, describe_lengths
 from headway.frontends.comparison import (
@@ -91,7 +91,7 @@ class BenchRun:
         if self._prepare():
             return True
         for policy in self._policies:
-            with progress_bar(make_policy(policy).name, len(self._workload.requests)) as on_progress:
+            with blaming(policy), progress_bar(make_policy(policy).name, len(self._workload.requests)) as on_progress:
                 results[policy] = run_policy(
                     self._make_engine, policy, self._workload, self._prompts, slo=self._slo, on_progress=on_progress
                 )
@@ -138,6 +138,8 @@ class BenchRun:
         with progress_bar("capacity", len(self._workload.requests)) as on_progress:
             result = measure_capacity(self._make_engine, self._workload, self._prompts, on_progress=on_progress)
         self._capacity = result.summary["request_throughput"]
+        if result.interrupted:
+            self._console.print("Interrupted while capacity was measured; --request-rate or --capacity skip that.")
         return result.interrupted
 
     @property

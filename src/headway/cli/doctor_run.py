@@ -21,7 +21,7 @@ from headway.doctor.page.json_form import diagnosis_json
 from headway.doctor.page.markdown import markdown_page
 from headway.doctor.page.page import make_page
 from headway.doctor.page.terminal import terminal_page
-from headway.errors import ConfigError
+from headway.errors import ConfigError, InputError
 
 
 class DoctorRun:
@@ -56,11 +56,11 @@ class DoctorRun:
         """Everything that the options name.
 
         Raises:
-            click.UsageError: nothing is named.
+            click.UsageError: nothing is named. InputError: nothing of it could be used.
         """
         if not (deployment or metrics or logs or benches or observed or trace or model):
             raise click.UsageError("Give a deployment, --metrics, --log, --bench, --observed or --trace.")
-        return gather(
+        evidence = gather(
             deployment,
             metrics=list(metrics),
             interval_s=interval_s,
@@ -73,6 +73,9 @@ class DoctorRun:
             model=model,
             objective=parse_objective(slo, goal),
         )
+        if evidence.tells_nothing:
+            raise InputError(f"Nothing was found in the evidence. {' '.join(evidence.unusable)}".strip())
+        return evidence
 
     def report(self, evidence: Evidence) -> int:
         """Write the page; the exit code."""

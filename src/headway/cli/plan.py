@@ -109,6 +109,9 @@ def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
         print_plan(console, planned, fixes, no_help, gains, lengths=lengths, advice=advice)
         if logs:
             _explain(logs, planned, as_json=False)
+        if not planned.fits and fixes:
+            flag = {"accelerator": "gpu"}.get(fixes[0].setting, fixes[0].setting.replace("_", "-"))
+            print_next(console, f"the same with --{flag} {fixes[0].value}", "the first change of the list")
         if planned.fits:
             name, card = params["hf_config"] or params["model"], params["gpu"].partition(",")[0]
             print_next(console, f"headway simulate --model {name} --gpu {card} …", "how fast, with the same flags")

@@ -95,7 +95,14 @@ def run(model: str | None, engine_options: EngineOptions, server_options: Server
             config.scheduler.max_model_len, config.cache.block_size, loaded.vocab_size, loaded.eos_token_ids
         )
         service = make_service(
-            engine, inbox, loaded.tokenizer, limits, model_name=loaded.name, model_root=model, options=server_options
+            engine,
+            inbox,
+            loaded.tokenizer,
+            limits,
+            model_name=loaded.name,
+            model_root=model,
+            options=server_options,
+            cache_dtype=str(loaded.weights.kv_dtype).removeprefix("torch."),
         )
         text = banner(service.model_name, config, url_of(listener), server_options.api_key is not None)
         emit = None if server_options.disable_log_stats else partial(click.echo, err=True)
@@ -121,7 +128,7 @@ def banner(model_name: str, config: EngineConfig, url: str, needs_key: bool) -> 
             f"as vLLM {config.engine_version}",
         ),
         ("URL", url),
-        ("try", _curl(model_name, url, needs_key)),
+        ("try", curl_line(model_name, url, needs_key=needs_key)),
     ]
     return "\n".join(f"{name + ':':<11}{text}" for name, text in lines)
 
@@ -131,7 +138,8 @@ def _because(config: EngineConfig, name: str) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _curl(model_name: str, url: str, needs_key: bool) -> str:
+def curl_line(model_name: str, url: str, *, needs_key: bool) -> str:
+    """A command that asks the server something."""
     key = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if needs_key else ""
     question = {"role": "user", "content": "What is the capital of France?"}
     body = shlex.quote(json.dumps({"model": model_name, "stream": True, "messages": [question]}))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from headway.cli.serve import curl_line
 from headway.config import ServerOptions
 from headway.core.engine import Engine
 from headway.core.request import Request
@@ -67,7 +68,15 @@ def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerO
         config.scheduler.max_model_len, config.cache.block_size, tokenizer.vocab_size, frozenset({end_id})
     )
     name = resolved.options.model or "simulated"
-    service = make_service(engine, inbox, tokenizer, limits, model_name=name, options=server_options)
+    service = make_service(
+        engine,
+        inbox,
+        tokenizer,
+        limits,
+        model_name=name,
+        options=server_options,
+        cache_dtype=resolved.options.kv_cache_dtype,
+    )
     service.metrics.registry.register(LagCollector(clock, service.model_name))
     return service
 
@@ -99,5 +108,6 @@ def _banner(resolved: ResolvedDeployment, model_name: str, url: str) -> str:
         ),
         ("replies", f"end at max_tokens, or after {DEFAULT_OUTPUT_TOKENS} tokens where none is given"),
         ("URL", f"{url} (model {model_name})"),
+        ("try", curl_line(model_name, url, needs_key=False)),
     ]
     return "\n".join(f"{name + ':':<12}{text}" for name, text in lines)

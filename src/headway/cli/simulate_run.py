@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from headway.cli.console import make_console, print_next
 from headway.cli.json_output import write_json
 from headway.config import BATCHING_POLICIES
-from headway.core.policies import make_policy
+from headway.core.policies import blaming, make_policy
 from headway.report.error_bars import error_bars
 from headway.report.simulation_table import SIMULATION_METRICS, prediction_table
 from headway.report.slo import parse_slo
@@ -69,15 +69,17 @@ class SimulateRun:
         options = self._options
         if make_policy(policy).reserve(1) and options.async_scheduling is None:
             options = replace(options, async_scheduling=False)
-        resolved = options.resolve(policy)
+        with blaming(policy):
+            resolved = options.resolve(policy)
         started = time.perf_counter()
-        result = simulate(
-            resolved.deployment,
-            self._requests,
-            slo=self._slo,
-            observers=observers,
-            fast_forward=self._output.fast_forward,
-        )
+        with blaming(policy):
+            result = simulate(
+                resolved.deployment,
+                self._requests,
+                slo=self._slo,
+                observers=observers,
+                fast_forward=self._output.fast_forward,
+            )
         wall_s = time.perf_counter() - started
         bar = resolved.deployment.oracle.error_bar()
         bars = error_bars(result.summary, bar.relative if bar else None, is_closed=self._requests.is_closed)

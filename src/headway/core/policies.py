@@ -7,11 +7,13 @@ step carries. The loop names no policy, so one from a file of yours runs in simu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import extract_tb
 
 from headway.config import BATCHING_POLICIES, CacheConfig, SchedulerConfig
 from headway.core.plan import ScheduledRequest
@@ -157,6 +159,25 @@ def make_policy(name: str) -> ChunkedPolicy:
             f"There is no batching policy {name!r}.", hint=f"Known: {', '.join(_POLICIES)}, or FILE.py:CLASS."
         )
     return _POLICIES[name]()
+
+
+@contextmanager
+def blaming(name: str) -> Iterator[None]:
+    """Within it, what a policy from a file raises is told as the fault of that file and line.
+
+    Raises:
+        ConfigError: in place of an error whose traceback ends in the policy's file.
+    """
+    try:
+        yield
+    except Exception as error:
+        path = f"{name.partition('.py')[0]}.py"
+        frames = extract_tb(error.__traceback__)
+        if ".py" not in name or not frames or Path(frames[-1].filename) != Path(path):
+            raise
+        raise ConfigError(
+            f"The policy fails: {type(error).__name__}: {error} ({path}, line {frames[-1].lineno})."
+        ) from error
 
 
 @cache

@@ -45,3 +45,9 @@ class Evidence:
     objective: Objective = field(default_factory=Objective)
     unusable: tuple[str, ...] = ()
     stated: Mapping[str, float | str] = field(default_factory=dict)
+
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether there is neither a deployment nor anything that was seen of it."""
+        seen = (self.startup, self.samples, self.totals, self.events, self.loads, self.stated, self.trace)
+        return self.effective is None and self.facts == EngineFacts() and not any(seen)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from headway.core.arrivals import Arrival, ArrivalSource, Item, TraceSource
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 """Told after each step: requests ended so far, output tokens so far."""
+
+_PROGRESS_INTERVAL_S = 10.0
 
 OnRefused = Callable[[Request, Exception], None]
 
@@ -213,7 +216,8 @@ def _engine_keys(engine: Engine, num_unfinished: int) -> Summary:
 def progress_bar(label: str, num_requests: int, console: Console | None = None) -> Iterator[OnProgress]:
     """A progress bar for `replay(on_progress=…)`: requests ended, output tokens, time left.
 
-    It goes to stderr; where that is no terminal, two lines say that this part began and ended.
+    It goes to stderr; where that is no terminal, lines say that this part began and ended, and every ten seconds how
+    far it is.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -221,7 +225,15 @@ def progress_bar(label: str, num_requests: int, console: Console | None = None) 
     console = console or Console(stderr=True)
     if not console.is_terminal:
         console.print(f"{label}: {num_requests:,} requests …", highlight=False)
-        yield lambda num_ended, num_tokens: None
+        told_at = monotonic()
+
+        def tell(num_ended: int, num_tokens: int) -> None:
+            nonlocal told_at
+            if monotonic() - told_at >= _PROGRESS_INTERVAL_S:
+                told_at = monotonic()
+                console.print(f"{label}: {num_ended:,} requests, {num_tokens:,} tokens", highlight=False)
+
+        yield tell
         console.print(f"{label}: done", highlight=False)
         return
     columns = (

@@ -91,6 +91,13 @@ class DeploymentOptions:
         Raises:
             ConfigError: something unknown, missing, or that cannot go together.
         """
+        if self.profile is not None:
+            read_profile(self.profile).check_is_of(
+                model_id=self.model,
+                gpu=self.gpu,
+                tensor_parallel_size=self.tensor_parallel_size,
+                pipeline_parallel_size=self.pipeline_parallel_size,
+            )
         if self.profile is not None and self.num_gpu_blocks_override is None:
             blocks = read_profile(self.profile).num_gpu_blocks
             if blocks is not None:
@@ -185,9 +192,11 @@ class DeploymentOptions:
     def _unplanned(self, reasons: dict[str, str]) -> tuple[SchedulerConfig, CacheConfig]:
         """Without a model and a GPU there is no memory to plan: the sizes must be given."""
         if self.num_gpu_blocks_override is None or self.max_model_len is None:
+            lacking = [flag for flag, value in (("--model", self.model), ("--gpu", self.gpu)) if value is None]
             raise ConfigError(
-                "Without --model and --gpu the size of the KV cache is not known.",
-                hint="Give them, or --num-gpu-blocks-override and --max-model-len with --latency constant:….",
+                f"Without {' and '.join(lacking)} the size of the KV cache is not known.",
+                hint=f"Give {' and '.join(lacking)}; or, without a model, --latency constant:… with "
+                "--num-gpu-blocks-override and --max-model-len.",
             )
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             reasons[name] = "given" if getattr(self, name) is not None else "default on a small GPU"

@@ -12,6 +12,8 @@ from headway.executors.simulated.calibrated import CalibratedOracle
 from headway.executors.simulated.oracle import ErrorBar, LatencyOracle
 
 _FORMAT = "headway-profile-1"
+_LEAST_ERROR = 0.03
+"""Runs of one server under one load differ by about as much: no fit to a few of them is surer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,26 @@ class Profile:
             return oracle
         error = None
         if self.relative_error is not None:
-            error = ErrorBar(self.relative_error, f"{self.num_measurements} measurements of this deployment, in sample")
+            least = max(self.relative_error, _LEAST_ERROR)
+            error = ErrorBar(least, f"{self.num_measurements} measurements of this deployment, in sample")
         return CalibratedOracle(oracle, self.kernel_scale, self.host_ms_per_step * 1e-3, error)
+
+    def check_is_of(self, **settings: object) -> None:
+        """Refuse to be used for another model, GPU or split than it was found on.
+
+        Args:
+            settings: of the deployment at hand, under the names in `deployment`; None says nothing.
+
+        Raises:
+            ConfigError: one of them differs.
+        """
+        for name, value in settings.items():
+            known = self.deployment.get(name)
+            if value is not None and known is not None and known != value:
+                raise ConfigError(
+                    f"The profile was found with {name} {known}, not {value}.",
+                    hint="Calibrate that deployment, or leave --profile out.",
+                )
 
     def write(self, path: Path) -> None:
         """Save as JSON.

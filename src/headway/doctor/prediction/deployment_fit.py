@@ -16,6 +16,7 @@ from headway.deployment.invocation import Invocation
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import Figures
 from headway.doctor.prediction.speculation_fit import Speculation, fit_speculation
+from headway.doctor.rules.queueing import find_queue
 from headway.errors import ConfigError
 from headway.executors.simulated.calibrated import CalibratedOracle
 from headway.planner import Deployment, Plan, make_plan
@@ -165,6 +166,9 @@ def _effective_of(evidence: Evidence, figures: Figures) -> Effective:
         for name in _REPORTED
         if (value := getattr(settings, name)) is not None and value != effective.value(name)
     }
+    queue = find_queue(figures)
+    if queue is not None and queue.is_seats_inferred and queue.seats is not None:
+        reported["max_num_seqs"] = queue.seats
     if effective.accelerator is None or reported:
         effective = _with_settings(effective, reported, accelerator=card.id)
     return effective

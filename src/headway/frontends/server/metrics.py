@@ -24,7 +24,7 @@ class ServerMetrics:
         cache_dtype: shown in `vllm:cache_config_info`.
     """
 
-    def __init__(self, engine: Engine, model_name: str, max_model_len: int, cache_dtype: str = "float32") -> None:
+    def __init__(self, engine: Engine, model_name: str, max_model_len: int, cache_dtype: str = "auto") -> None:
         self.registry = CollectorRegistry()
         labels = {"model_name": model_name, "engine": "0"}
         token_buckets = token_count_buckets(max_model_len)

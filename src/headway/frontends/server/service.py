@@ -112,8 +112,12 @@ def make_service(
     model_name: str,
     model_root: str | None = None,
     options: ServerOptions | None = None,
+    cache_dtype: str = "auto",
 ) -> Service:
     """Put an engine that reads from `inbox` behind a service.
+
+    Args:
+        cache_dtype: number format of the KV cache, shown in `vllm:cache_config_info`.
 
     Raises:
         ConfigError: see `check_options`.
@@ -121,7 +125,7 @@ def make_service(
     options = options or ServerOptions()
     check_options(options)
     name = options.served_model_name or model_name
-    metrics = ServerMetrics(engine, name, limits.max_model_len)
+    metrics = ServerMetrics(engine, name, limits.max_model_len, cache_dtype)
     return Service(
         engine=AsyncEngine(engine, inbox, tokenizer, limits, max_queue=options.max_queue, observer=metrics),
         tokenizer=tokenizer,

@@ -1,8 +1,9 @@
 """Prices from physics: bytes over bandwidth or operations over arithmetic, whichever takes longer, times efficiencies.
 
 Works for any model and accelerator of the catalogue. Each step reads the weights once (of the experts, those that its
-tokens are expected to reach), reads the KV of every decoding sequence, and computes its rows. Bytes and operations are
-counted (`work.py`); a dozen efficiencies and overheads are fitted (`coefficients.py`, `bench/fit_roofline.py`).
+tokens are expected to reach), reads the KV of every decoding sequence, computes its rows, moves their activations, and
+launches each layer's kernels. Bytes, operations and kernels are counted (`work.py`, `layers.py`); a dozen efficiencies
+and overheads are fitted (`coefficients.py`, `bench/fit_roofline.py`).
 """
 
 from __future__ import annotations

@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_sources_left_out_of_the_fit_are_planned_within_10_percent() -> None:
-    """Each source weighted equally: three of four rows within 5 %, nearly all within 10 %, nine of ten within the planned
-    range, and every row whose version is known within 5 %."""
+    """Each source weighted equally: three of four rows within 5 %, nearly all within 10 %, nine of ten in the range.
+
+    Every row whose version is known is within 5 %.
+    """
     printed = run_bench()
     everything, known = re.split(r"whose version is known", printed)
     assert share(r"within 5%: (\d+)%", everything) >= 75 and share(r"within 10%: (\d+)%", everything) >= 95

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from headway.catalog import find_accelerator
-from headway.catalog.hf_config import architecture_from_config
 from headway.planner import Plan, make_plan, plan
 from headway.planner.advice import warnings
 from headway.planner.deployment import Deployment
@@ -97,22 +96,7 @@ def test_v0_fits_longer_lengths_again_once_chunked_prefill_turns_itself_on() -> 
 
 def test_a_utilization_at_its_ceiling_is_not_offered_again() -> None:
     """A 14B model in 16 bits on a 32 GB card at 0.95: the error says to raise what is exhausted."""
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": 5120,
-        "intermediate_size": 13696,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 40,
-        "vocab_size": 152064,
-        "max_position_embeddings": 32768,
-        "torch_dtype": "float16",
-    }
-    model = architecture_from_config(config, model_id="a 14B chat model")
-    made = make_plan(
-        Deployment(model, find_accelerator("v100-32gb"), gpu_memory_utilization=0.95, engine_version="0.3.0")
-    )
+    made = plan("Qwen1.5-14B-Chat", "v100-32gb", gpu_memory_utilization=0.95, engine_version="0.3.0")
     assert not made.fits
     assert "already at 0.95" in reasons_of(made)["gpu_memory_utilization"]
     assert {"max_model_len", "quantization", "tensor_parallel_size"} & set(fixes_of(made))

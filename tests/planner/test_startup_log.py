@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from headway.catalog import find_accelerator
 from headway.planner import plan
 from headway.planner.explain_log import compare_start_ups, compare_terms, explain
 from headway.planner.startup_log import StartupLog, read_startup_logs
@@ -79,6 +82,29 @@ def test_v1_lines() -> None:
     assert (log.available_bytes or 0) / GIB == pytest.approx(18.69)
     assert (log.kv_cache_tokens, log.max_concurrency, log.fits) == (272160, 6.64, True)
     assert (log.cuda_graph_bytes or 0) / GIB == pytest.approx(2.24)
+
+
+def test_the_estimate_of_a_pipeline_rank_is_corrected_by_its_own_layers() -> None:
+    """3.18 GiB hold 34,736 tokens of 48 layers, but the rank has 16 of them: about 104,200."""
+    log = only(
+        "ValueError: To serve at least one request with the models's max seq len (262144), (24.0 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (3.18 GiB). Based on the available memory, the "
+        "estimated maximum model length is 34736."
+    )
+    cards = (find_accelerator("rtx-5070ti"), find_accelerator("rtx-5090"))
+    planned = plan(
+        "Qwen3-Coder-30B-A3B-Instruct-FP8",
+        cards[0],
+        engine_version="0.15.0",
+        pipeline_parallel_size=2,
+        pp_layer_partition=(16, 32),
+        rank_accelerators=cards,
+    )
+    text = " ".join(explain(log, planned))
+    assert "of rank 0" in text and "all 48 layers, of which it holds 16" in text
+    match = re.search(r"max_model_len (\d+) just fits", text)
+    assert match is not None and int(match[1]) == pytest.approx(104200, rel=0.005)
+    assert "max_model_len 34734 just fits" in " ".join(explain(log))
 
 
 def test_ten_mib_short_is_a_near_miss() -> None:

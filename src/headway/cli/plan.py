@@ -240,7 +240,7 @@ def _log_documents(logs: list[StartupLog], planned: Any) -> list[dict[str, Any]]
             "blocks_needed": log.blocks_needed,
             "blocks_have": log.blocks_have,
             "terms": [asdict(term) for term in compare_terms(log, planned)],
-            "explanation": explain(log),
+            "explanation": explain(log, planned),
         }
         for log in logs
     ]
@@ -257,7 +257,7 @@ def _explain(logs: list[StartupLog], planned: Any, *, as_json: bool) -> None:
     console = make_console()
     for log in logs:
         console.print(log_table(compare_terms(log, planned)))
-        for line in explain(log):
+        for line in explain(log, planned):
             console.print(line)
     for line in itertools.chain.from_iterable(_comparisons(logs)):
         console.print(line)

@@ -61,6 +61,8 @@ def warnings(plan: Plan) -> list[str]:
     version, newest = plan.resolved.defaults.version, newest_read()
     if version > newest:
         found.append(f"No release after {_dotted(newest)} was read: its rules are taken for {_dotted(version)}.")
+    if version[:2] == (0, 7):
+        found.append("Planned for the V0 engine, this version's default; with VLLM_USE_V1=1 plan it as 0.8.0.")
     size = plan.resolved.defaults.block_size
     if size % _KERNEL_BLOCK:
         found.append(

@@ -98,8 +98,12 @@ def _token_terms(log: StartupLog, plan: Plan | None) -> Iterator[ComparedTerm]:
     )
 
 
-def explain(log: StartupLog) -> list[str]:
-    """What the log says, in sentences: the fit, the smallest way out, and what not to try."""
+def explain(log: StartupLog, plan: Plan | None = None) -> list[str]:
+    """What the log says, in sentences: the fit, the smallest way out, and what not to try.
+
+    With a plan of several pipeline ranks the longest request is that of the rank's own layers: vLLM's estimate divides
+    the smallest rank's memory by all layers.
+    """
     lines: list[str] = []
     needed, have, length = log.blocks_needed, log.blocks_have, log.max_model_len
     if log.fits is False:
@@ -111,7 +115,7 @@ def explain(log: StartupLog) -> list[str]:
             )
         elif log.shortfall_bytes:
             lines.append(f"One request of {length} tokens is {log.shortfall_bytes / 2**20:,.0f} MiB short.")
-        lines += _ways_out(log)
+        lines += _ways_out(log, _by_rank(log, plan))
     elif log.fits and log.tokens is not None and length is not None:
         lines.append(f"One request of {length} tokens fits {log.tokens / length:.2f} times.")
     if log.error == "free_memory":
@@ -119,8 +123,31 @@ def explain(log: StartupLog) -> list[str]:
     return lines
 
 
-def _ways_out(log: StartupLog) -> Iterator[str]:
-    longest = log.max_model_len_that_fits
+def _by_rank(log: StartupLog, plan: Plan | None) -> tuple[int, str] | None:
+    """The longest request by ranks, and how vLLM's estimate came about; None without pipeline ranks."""
+    if plan is None or len(plan.ranks) < 2 or log.available_bytes is None or log.needed_bytes is None:
+        return None
+    smallest = min(plan.ranks, key=lambda rank: rank.available_bytes)
+    in_flight = plan.resolved.in_flight_tokens
+    longest = min(
+        rank.layout.longest_request(
+            log.available_bytes // rank.layout.block_bytes if rank is smallest else rank.num_blocks(), in_flight
+        )
+        for rank in plan.ranks
+        if rank.layout.block_bytes
+    )
+    layers, total = smallest.num_layers, plan.deployment.model.num_layers
+    why = (
+        f"vLLM's estimate divides the memory of rank {smallest.rank} by the KV bytes of all {total} layers, of which "
+        f"it holds {layers}."
+    )
+    return longest, why
+
+
+def _ways_out(log: StartupLog, by_rank: tuple[int, str] | None) -> Iterator[str]:
+    longest = log.max_model_len_that_fits if by_rank is None else by_rank[0]
+    if by_rank is not None:
+        yield by_rank[1]
     if longest:
         yield f"max_model_len {longest} just fits."
     share, total, missing = log.gpu_memory_utilization, log.total_bytes, log.shortfall_bytes

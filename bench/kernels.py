@@ -17,7 +17,6 @@ import torch
 from headway.executors.torch import load
 from headway.executors.torch.batch import RequestRows
 from headway.executors.torch.native import KernelEngine
-from headway.executors.torch.native.library import COLUMNS, GROUP, MatrixStruct
 
 _SHAPES = ((960, 576, "qkv"), (576, 576, "output"), (3072, 576, "gate, up"), (576, 1536, "down"), (49152, 576, "head"))
 """The matrices of SmolLM2-135M: outputs, inputs."""
@@ -39,13 +38,13 @@ def products(engine: KernelEngine, repeats: int) -> Iterator[str]:
     """The int8 matrix product, quantisation of its rows included."""
     for num_outputs, num_inputs, name in _SHAPES:
         packed = engine.pack(torch.randn(num_outputs, num_inputs))
-        matrix = MatrixStruct(packed.data_ptr(), None, num_outputs // COLUMNS, num_inputs // GROUP)
+        matrix = packed.struct()
         for num_rows in _ROWS:
             if num_rows * num_outputs > 2**22:
                 continue
             rows = torch.randn(num_rows, num_inputs)
             seconds = best_seconds(lambda rows=rows, matrix=matrix: engine.multiply(rows, matrix), repeats)  # type: ignore[misc]
-            rate, bandwidth = 2 * num_rows * num_outputs * num_inputs / seconds / 1e9, packed.numel() / seconds / 1e9
+            rate, bandwidth = 2 * num_rows * num_outputs * num_inputs / seconds / 1e9, packed.panels.nbytes / seconds / 1e9
             yield f"{name:9} {num_rows:4} rows {seconds * 1e6:8.0f} us {rate:5.0f} Gop/s {bandwidth:5.1f} GB/s weights"
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from headway.executors.torch.native import KernelEngine
-from headway.executors.torch.native.library import MatrixStruct
 from tests.torch_executor.native.support import GROUP, fake_quantize, fake_quantize_weight, isas_here
 
 
@@ -27,7 +26,7 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
 
 def _multiply(engine: KernelEngine, rows: Tensor, weight: Tensor) -> Tensor:
     packed = engine.pack(weight)
-    return engine.multiply(rows, MatrixStruct(packed.data_ptr(), None, -(-len(weight) // 32), weight.shape[1] // GROUP))
+    return engine.multiply(rows, packed.struct())
 
 
 def test_quantisation_is_to_the_nearest_byte(engine: KernelEngine) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from headway.errors import ConfigError
-from headway.executors.torch.kv_cache import zeros
 from headway.executors.torch.native.library import CacheStruct
+from headway.executors.torch.native.memory import huge_zeros
 from headway.executors.torch.spec import ModelSpec
 
 _LANES = 16
@@ -32,7 +34,7 @@ class NativeKVCache:
         self.block_size = block_size
         self.padding_block_id = num_blocks
         shape = (spec.num_layers, num_blocks + 1, 2, spec.num_kv_heads, block_size * spec.head_dim)
-        everything = zeros(shape, torch.device("cpu"), dtype)
+        everything = huge_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
         self.layers = everything.unbind()
         """One tensor a layer; see the class's docstring for its shape."""
         self.struct = CacheStruct(

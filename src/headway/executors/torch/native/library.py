@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from headway.executors.torch.native.compilation import KernelsUnavailableError, build
+from headway.executors.torch.native.memory import Arena
 
-_ABI = 1
+_ABI = 2
 COLUMNS = 32
 """Outputs in a panel of packed weights."""
 GROUP = 32
@@ -26,7 +28,10 @@ ISAS = ("avx512", "avx2", "portable")
 class MatrixStruct(ctypes.Structure):
     """`HeadwayMatrix`."""
 
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("num_panels", c_int32), ("num_groups", c_int32))
+    _fields_ = (
+        *((name, c_void_p) for name in ("panels", "bias")),
+        *((name, c_int32) for name in ("num_panels", "num_groups", "num_levels")),
+    )
 
 
 class LayerStruct(ctypes.Structure):
@@ -64,9 +69,27 @@ class StepStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "num_spans", "num_sampled", "num_logit_rows")),
-        *((name, c_void_p) for name in ("token_ids", "cosines", "sines", "kv_blocks", "kv_slots", "spans", "tables")),
+        *((name, c_void_p) for name in ("token_ids", "cosines", "sines", "spans", "tables")),
         *((name, c_void_p) for name in ("sampled_rows", "logits", "best_tokens")),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A matrix as the kernels read it; `csrc/kernels.h` says how panels lie."""
+
+    panels: Tensor
+    num_panels: int
+    num_groups: int
+    num_levels: int
+
+    def struct(self, bias: int | None = None) -> MatrixStruct:
+        """The C view; valid while `panels` is alive.
+
+        Args:
+            bias: address of float32 [num_panels * 32].
+        """
+        return MatrixStruct(self.panels.data_ptr(), bias, self.num_panels, self.num_groups, self.num_levels)
 
 
 @cache
@@ -91,8 +114,9 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
 def _declare(library: ctypes.CDLL) -> None:
     signatures: dict[str, tuple[Any, Sequence[Any]]] = {
         "headway_best_isa": (c_char_p, ()),
-        "headway_packed_bytes": (c_size_t, (c_int32, c_int32)),
-        "headway_pack": (None, (c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p)),
+        "headway_levels": (c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
+        "headway_packed_bytes": (c_size_t, (c_int32, c_int32, c_int32)),
+        "headway_pack": (None, (c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p)),
         "headway_open": (c_void_p, (c_int32, c_char_p)),
         "headway_close": (None, (c_void_p,)),
         "headway_forward": (None, (c_void_p, POINTER(ModelStruct), POINTER(CacheStruct), POINTER(StepStruct))),
@@ -129,19 +153,24 @@ class KernelEngine:
             self._library.headway_close(self._handle)
             self._handle = None
 
-    def pack(self, weight: Tensor, *, gated: bool = False) -> Tensor:
-        """Turn weights [num_outputs, num_inputs], float32, into panels of bytes with a scale for every 32 inputs.
+    def pack(self, weight: Tensor, *, gated: bool = False, arena: Arena | None = None) -> PackedWeight:
+        """Turn weights [num_outputs, num_inputs], float32, into panels: levels, and a scale for every 32 inputs.
+
+        Sixteen levels where the weights have no more, otherwise 256.
 
         Args:
             gated: outputs are gates, then ups; they are interleaved, so that a panel has both.
+            arena: where the panels are put; None is memory of their own.
         """
         num_outputs, num_inputs = weight.shape
-        packed = aligned_bytes(self._library.headway_packed_bytes(num_outputs, num_inputs))
         contiguous = weight.contiguous()
+        num_levels = self._library.headway_levels(self._handle, contiguous.data_ptr(), num_outputs, num_inputs)
+        size = self._library.headway_packed_bytes(num_outputs, num_inputs, num_levels)
+        panels = (arena or Arena(size)).take(size)
         self._library.headway_pack(
-            self._handle, contiguous.data_ptr(), num_outputs, num_inputs, int(gated), packed.data_ptr()
+            *(self._handle, contiguous.data_ptr(), num_outputs, num_inputs, num_levels, int(gated), panels.data_ptr())
         )
-        return packed
+        return PackedWeight(panels, -(-num_outputs // COLUMNS), num_inputs // GROUP, num_levels)
 
     def quantize(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What a product sees of rows [num_rows, num_inputs]: bytes, scales and sums of bytes of each group."""
@@ -165,10 +194,3 @@ class KernelEngine:
     def forward(self, model: ModelStruct, cache: CacheStruct, step: StepStruct) -> None:
         """Run one step; other Python threads may run meanwhile."""
         self._library.headway_forward(self._handle, byref(model), byref(cache), byref(step))
-
-
-def aligned_bytes(size: int) -> Tensor:
-    """Zeros at an address that is a multiple of 64; [size], uint8."""
-    buffer = torch.zeros(size + 64, dtype=torch.uint8)
-    start = -buffer.data_ptr() % 64
-    return buffer[start : start + size]

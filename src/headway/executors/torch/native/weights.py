@@ -20,6 +20,7 @@ from headway.executors.torch.native.library import (
     MatrixStruct,
     ModelStruct,
 )
+from headway.executors.torch.native.memory import Arena
 from headway.executors.torch.spec import ModelSpec
 from headway.executors.torch.weights import LayerWeights, read_head, read_layer
 
@@ -96,6 +97,7 @@ class _Packer:
 
     def __init__(self, engine: KernelEngine) -> None:
         self._engine = engine
+        self._arena = Arena()
         self.kept: list[Any] = []
 
     def pointer(self, tensor: Tensor | None) -> int | None:
@@ -106,13 +108,12 @@ class _Packer:
         return contiguous.data_ptr()
 
     def matrix(self, linear: Linear, *, gated: bool = False) -> MatrixStruct:
-        num_outputs, num_inputs = linear.weight.shape
-        num_panels = -(-num_outputs // COLUMNS)
-        packed = self._engine.pack(linear.weight, gated=gated)
+        packed = self._engine.pack(linear.weight, gated=gated, arena=self._arena)
+        self.kept.append(packed.panels)
         bias = linear.bias
         if bias is not None:
-            bias = F.pad(bias, (0, num_panels * COLUMNS - num_outputs))
-        return MatrixStruct(self.pointer(packed), self.pointer(bias), num_panels, num_inputs // GROUP)
+            bias = F.pad(bias, (0, packed.num_panels * COLUMNS - len(bias)))
+        return packed.struct(self.pointer(bias))
 
     def layer(self, weights: LayerWeights, window: int | None) -> LayerStruct:
         return LayerStruct(

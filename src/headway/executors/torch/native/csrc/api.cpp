@@ -1,8 +1,9 @@
-#include <cmath>
+#include <atomic>
 #include <cstring>
 
 #include "forward.h"
 #include "headway.h"
+#include "packing.h"
 
 namespace {
 
@@ -10,7 +11,8 @@ using headway::Engine;
 using headway::Kernels;
 using headway::kColumns;
 using headway::kGroup;
-using headway::kPanelBytes;
+using headway::PackedMatrix;
+using headway::WeightSource;
 
 // The versions that this processor can run, best first.
 int available(const Kernels* out[3]) {
@@ -25,38 +27,6 @@ int available(const Kernels* out[3]) {
 #endif
   out[count++] = &headway::kPortableKernels;
   return count;
-}
-
-// One group of one output: 32 inputs as bytes + 128, their scale and their centre.
-void pack_group(const float* inputs, uint8_t* group, int column) {
-  float least = inputs[0], most = inputs[0];
-  for (int i = 1; i < kGroup; ++i) {
-    least = std::fmin(least, inputs[i]);
-    most = std::fmax(most, inputs[i]);
-  }
-  const float scale = (most - least) / 255.0f, inverse = most > least ? 255.0f / (most - least) : 0.0f;
-  const float centre = most > least ? least + 128.0f * scale : least;
-  for (int i = 0; i < kGroup; ++i) {
-    const long level = most > least ? std::lrintf((inputs[i] - least) * inverse) : 128;
-    group[(i / 4 * kColumns + column) * 4 + i % 4] = static_cast<uint8_t>(level > 255 ? 255 : level);
-  }
-  uint8_t* scales = group + kGroup * kColumns;
-  std::memcpy(scales + column * sizeof(float), &scale, sizeof scale);
-  std::memcpy(scales + (kColumns + column) * sizeof(float), &centre, sizeof centre);
-}
-
-void pack_panel(const float* weights, int num_outputs, int num_inputs, bool gated, int panel, uint8_t* out) {
-  const int num_groups = num_inputs / kGroup;
-  uint8_t* begin = out + static_cast<size_t>(panel) * num_groups * kPanelBytes;
-  for (int column = 0; column < kColumns; ++column) {
-    int source = panel * kColumns + column;
-    if (gated) source = panel * 16 + column % 16 + (column < 16 ? 0 : num_outputs / 2);
-    for (int g = 0; g < num_groups; ++g) {
-      static const float nothing[kGroup] = {};
-      const float* inputs = source < num_outputs ? weights + static_cast<size_t>(source) * num_inputs + g * kGroup : nothing;
-      pack_group(inputs, begin + g * kPanelBytes, column);
-    }
-  }
 }
 
 }  // namespace
@@ -81,14 +51,25 @@ void* headway_open(int32_t num_threads, const char* isa) {
 
 void headway_close(void* engine) { delete static_cast<Engine*>(engine); }
 
-size_t headway_packed_bytes(int32_t num_outputs, int32_t num_inputs) {
-  return static_cast<size_t>((num_outputs + kColumns - 1) / kColumns) * (num_inputs / kGroup) * kPanelBytes;
+int32_t headway_levels(void* engine, const float* weights, int32_t num_outputs, int32_t num_inputs) {
+  const WeightSource source{weights, num_outputs, num_inputs, false};
+  std::atomic<bool> fits{true};
+  static_cast<Engine*>(engine)->pool.run(source.num_panels(), [&](int panel) {
+    if (fits.load(std::memory_order_relaxed) && !headway::fits_sixteen_levels(source, panel)) fits = false;
+  });
+  return fits ? 16 : 256;
 }
 
-void headway_pack(void* engine, const float* weights, int32_t num_outputs, int32_t num_inputs, int32_t gated, uint8_t* out) {
-  static_cast<Engine*>(engine)->pool.run((num_outputs + kColumns - 1) / kColumns, [&](int panel) {
-    pack_panel(weights, num_outputs, num_inputs, gated != 0, panel, out);
-  });
+size_t headway_packed_bytes(int32_t num_outputs, int32_t num_inputs, int32_t num_levels) {
+  const WeightSource source{nullptr, num_outputs, num_inputs, false};
+  return static_cast<size_t>(source.num_panels()) * (num_inputs / kGroup) * PackedMatrix::group_bytes(num_levels);
+}
+
+void headway_pack(void* engine, const float* weights, int32_t num_outputs, int32_t num_inputs, int32_t num_levels,
+                  int32_t gated, uint8_t* out) {
+  const WeightSource source{weights, num_outputs, num_inputs, gated != 0};
+  static_cast<Engine*>(engine)->pool.run(
+      source.num_panels(), [&](int panel) { headway::pack_panel(source, num_levels, panel, out); });
 }
 
 void headway_forward(void* engine, const HeadwayModel* model, const HeadwayCache* cache, const HeadwayStep* step) {
@@ -98,25 +79,26 @@ void headway_forward(void* engine, const HeadwayModel* model, const HeadwayCache
 void headway_quantize(void* engine, const float* x, int32_t num_rows, int32_t num_inputs, int8_t* bytes, float* scales,
                       int32_t* sums) {
   Engine& self = *static_cast<Engine*>(engine);
-  const int num_groups = num_inputs / kGroup;
-  float* totals = self.gated.get(static_cast<size_t>(num_rows) * num_groups);
-  const headway::QuantRows out{bytes, scales, sums, totals, num_groups};
-  self.kernels.quantize(x, num_inputs, 0, num_rows, out);
+  const headway::QuantRows rows = self.scratch[0].gated_bytes.rows(num_rows, num_inputs);
+  self.kernels.quantize(x, num_inputs, 0, num_rows, rows);
+  for (int r = 0; r < num_rows; ++r) {
+    for (int g = 0; g < rows.num_groups; ++g) {
+      const headway::TileGroup& group = rows.tile(r)[g];
+      const int lane = r % headway::kTileRows, index = r * rows.num_groups + g;
+      std::memcpy(bytes + static_cast<size_t>(index) * kGroup, group.bytes[lane], kGroup);
+      scales[index] = group.scales[lane];
+      sums[index] = group.sums[lane];
+    }
+  }
 }
 
 void headway_multiply(void* engine, const float* x, int32_t num_rows, const HeadwayMatrix* matrix, float* out) {
   Engine& self = *static_cast<Engine*>(engine);
-  const headway::PackedMatrix weights = headway::packed(*matrix);
-  const int num_inputs = weights.num_groups * kGroup;
-  const headway::QuantRows bytes = self.gated_bytes.rows(num_rows, num_inputs);
+  const int num_inputs = matrix->num_groups * kGroup;
+  const headway::QuantRows bytes = self.scratch[0].gated_bytes.rows(num_rows, num_inputs);
   self.kernels.quantize(x, num_inputs, 0, num_rows, bytes);
-  const size_t stride = static_cast<size_t>(weights.num_panels) * kColumns;
-  const headway::Destination to{headway::Output::kStore, out, stride, 0, 0, nullptr, nullptr};
-  constexpr int each = 4;
-  self.pool.run((weights.num_panels + each - 1) / each, [&](int item) {
-    const int end = (item + 1) * each < weights.num_panels ? (item + 1) * each : weights.num_panels;
-    self.kernels.multiply(bytes, 0, num_rows, weights, item * each, end, to);
-  });
+  const size_t stride = static_cast<size_t>(matrix->num_panels) * kColumns;
+  headway::multiply(self, bytes, num_rows, *matrix, {headway::Output::kStore, out, stride, 0, 0, nullptr, nullptr});
 }
 
 void headway_attend(void* engine, const HeadwayModel* model, const HeadwayCache* cache, const HeadwayStep* step,

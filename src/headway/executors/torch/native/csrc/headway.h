@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HEADWAY_ABI 1
+#define HEADWAY_ABI 2
 
 extern "C" {
 
@@ -12,6 +12,7 @@ struct HeadwayMatrix {
   const float* bias;      // padded to whole panels, or null
   int32_t num_panels;
   int32_t num_groups;
+  int32_t num_levels;     // 16 or 256
 };
 
 struct HeadwayLayer {
@@ -42,10 +43,8 @@ struct HeadwayCache {
 struct HeadwayStep {
   int32_t num_rows, num_spans, num_sampled, num_logit_rows;
   const int32_t* token_ids;     // [num_rows]
-  const float* cosines;         // [num_rows, head_dim]; each cosine twice
-  const float* sines;           // [num_rows, head_dim]; -sin, then sin
-  const int32_t* kv_blocks;     // [num_rows]: where keys and values go
-  const int32_t* kv_slots;
+  const float* cosines;         // [positions, head_dim], as many as are needed; each cosine twice
+  const float* sines;           // the same; -sin, then sin
   const int32_t* spans;         // [num_spans, 4]: first row, number of rows, first position, start in `tables`
   const int32_t* tables;        // block ids
   const int32_t* sampled_rows;  // [num_sampled]; the first num_logit_rows of them want their logits
@@ -57,10 +56,13 @@ int headway_abi(void);
 // The best instruction set of this processor that was compiled in: "avx512", "avx2" or "portable".
 const char* headway_best_isa(void);
 
-size_t headway_packed_bytes(int32_t num_outputs, int32_t num_inputs);
+// With how many levels [num_outputs, num_inputs] is to be packed: 16 if nothing is lost by it, otherwise 256.
+int32_t headway_levels(void* engine, const float* weights, int32_t num_outputs, int32_t num_inputs);
+size_t headway_packed_bytes(int32_t num_outputs, int32_t num_inputs, int32_t num_levels);
 // Packs [num_outputs, num_inputs] into 64-byte aligned memory. With `gated`, the first half of the outputs are gates
 // and the second half the ups; they are interleaved in sixteens.
-void headway_pack(void* engine, const float* weights, int32_t num_outputs, int32_t num_inputs, int32_t gated, uint8_t* out);
+void headway_pack(void* engine, const float* weights, int32_t num_outputs, int32_t num_inputs, int32_t num_levels,
+                  int32_t gated, uint8_t* out);
 
 // An engine is threads, scratch memory and a choice of instruction set; null if this processor lacks it.
 void* headway_open(int32_t num_threads, const char* isa);

@@ -19,8 +19,15 @@ inline void pause() {
 
 }  // namespace
 
+thread_local int Pool::worker_ = 0;
+
 Pool::Pool(int num_threads) {
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { live(); });
+  for (int i = 1; i < num_threads; ++i) {
+    workers_.emplace_back([this, i] {
+      worker_ = i;
+      live();
+    });
+  }
 }
 
 Pool::~Pool() {

@@ -18,6 +18,9 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
+  // Which of a pool's threads this is: 0 for whoever calls `run`.
+  static int worker() { return worker_; }
+
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls f(0) to f(num_items - 1), in any order and on any thread, and returns when all are done.
@@ -42,6 +45,7 @@ class Pool {
   void start(Function function, const void* context, int num_items);
   bool work(uint32_t job_id);
   void live();
+  static thread_local int worker_;
 
   // The present job's number in the upper half, the next item to claim in the lower. A claim succeeds only while its
   // job is the present one, and a job stays that until its claimed items are done.

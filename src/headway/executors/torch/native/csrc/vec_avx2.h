@@ -3,6 +3,9 @@
 #include <immintrin.h>
 #include <cstdint>
 
+constexpr int kRowsAtOnce = 2;     // of a matrix product
+constexpr int kVectorsAtOnce = 1;  // of keys, for the most queries
+
 struct Floats { __m256 lo, hi; };
 struct Ints { __m256i lo, hi; };
 struct Bytes { __m256i lo, hi; };
@@ -78,23 +81,47 @@ static inline void store_bytes(int8_t* p, Ints a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(lanes[i]);
 }
 
-// Products of two signed bytes, as |weight| * (activation with the weight's sign): both are at most 127, so that a
-// sum of two products fits into the 16 bits that vpmaddubsw saturates at.
-static inline Ints dot_start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-static inline Bytes load_weights(const uint8_t* p) {
+static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+// vpmaddubsw adds two products into 16 bits. Levels of a byte become signed, and the product |level| * (activation with
+// the level's sign): a pair of those fits. Sixteen levels are so small that a whole group fits, and is widened at its end.
+struct Dots { __m256i lo, hi; };
+struct SmallDots { __m256i lo, hi; };
+static inline Bytes load_levels(const uint8_t* p) {
   const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
   return {_mm256_xor_si256(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)), offset),
           _mm256_xor_si256(_mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32)), offset)};
+}
+static inline void split_nibbles(__m256i both, __m256i& low, __m256i& high) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  low = _mm256_and_si256(both, mask);
+  high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+}
+static inline void split_nibbles(const uint8_t* p, Bytes& low, Bytes& high) {
+  split_nibbles(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)), low.lo, high.lo);
+  split_nibbles(_mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32)), low.hi, high.hi);
 }
 static inline Bytes broadcast_activations(const int8_t* p) {
   int32_t four;
   __builtin_memcpy(&four, p, 4);
   return {_mm256_set1_epi32(four), _mm256_set1_epi32(four)};
 }
-static inline __m256i dot(__m256i sum, __m256i weights, __m256i activations) {
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights));
+static inline __m256i dot(__m256i sum, __m256i levels, __m256i activations) {
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(levels), _mm256_sign_epi8(activations, levels));
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-static inline Ints dot(Ints sum, Bytes weights, Bytes activations) {
-  return {dot(sum.lo, weights.lo, activations.lo), dot(sum.hi, weights.hi, activations.hi)};
+static inline Dots dot(Dots dots, Bytes levels, Bytes activations) {
+  return {dot(dots.lo, levels.lo, activations.lo), dot(dots.hi, levels.hi, activations.hi)};
+}
+static inline SmallDots dot(SmallDots dots, Bytes levels, Bytes activations) {
+  return {_mm256_add_epi16(dots.lo, _mm256_maddubs_epi16(levels.lo, activations.lo)),
+          _mm256_add_epi16(dots.hi, _mm256_maddubs_epi16(levels.hi, activations.hi))};
+}
+static inline Ints finish(Dots dots, int32_t sum) {
+  const __m256i most = _mm256_set1_epi32(128 * sum);
+  return {_mm256_add_epi32(dots.lo, most), _mm256_add_epi32(dots.hi, most)};
+}
+static inline Ints finish(SmallDots dots, int32_t) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(dots.lo, ones), _mm256_madd_epi16(dots.hi, ones)};
 }

@@ -3,9 +3,12 @@
 #include <immintrin.h>
 #include <cstdint>
 
+constexpr int kRowsAtOnce = 6;     // of a matrix product: with both vectors of a panel, 24 registers hold sums
+constexpr int kVectorsAtOnce = 2;  // of keys, for the most queries: 24 registers again
+
 struct Floats { __m512 v; };
 struct Ints { __m512i v; };
-struct Bytes { __m512i v; };  // 16 columns of 4 consecutive weights, unsigned
+struct Bytes { __m512i v; };
 
 static inline Floats zero() { return {_mm512_setzero_ps()}; }
 static inline Floats broadcast(float x) { return {_mm512_set1_ps(x)}; }
@@ -42,14 +45,27 @@ static inline void store_bytes(int8_t* p, Ints a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
 
-// The dot product is of unsigned weights (value + 128) and signed activations: 128 times the sum is taken off first.
-static inline Ints dot_start(int32_t activation_sum) { return {_mm512_set1_epi32(-128 * activation_sum)}; }
-static inline Bytes load_weights(const uint8_t* p) { return {_mm512_load_si512(p)}; }
+static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+// The instruction multiplies unsigned levels with signed activations: just what is wanted.
+struct Dots { __m512i v; };
+struct SmallDots { __m512i v; };
+static inline Bytes load_levels(const uint8_t* p) { return {_mm512_load_si512(p)}; }
+static inline void split_nibbles(const uint8_t* p, Bytes& low, Bytes& high) {
+  const __m512i both = _mm512_load_si512(p), mask = _mm512_set1_epi8(15);
+  low = {_mm512_and_si512(both, mask)};
+  high = {_mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
+}
 static inline Bytes broadcast_activations(const int8_t* p) {
   int32_t four;
   __builtin_memcpy(&four, p, 4);
   return {_mm512_set1_epi32(four)};
 }
-static inline Ints dot(Ints sum, Bytes weights, Bytes activations) {
-  return {_mm512_dpbusd_epi32(sum.v, weights.v, activations.v)};
+template <class D>
+static inline D dot(D dots, Bytes levels, Bytes activations) {
+  return {_mm512_dpbusd_epi32(dots.v, levels.v, activations.v)};
+}
+template <class D>
+static inline Ints finish(D dots, int32_t) {
+  return {dots.v};
 }

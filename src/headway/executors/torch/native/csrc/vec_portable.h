@@ -7,6 +7,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
+
+constexpr int kRowsAtOnce = 2;     // of a matrix product
+constexpr int kVectorsAtOnce = 1;  // of keys, for the most queries
+
 struct Floats { float v[16]; };
 struct Ints { int32_t v[16]; };
 struct Bytes { int8_t v[64]; };
@@ -29,29 +34,6 @@ static inline Floats load(const float* p) {
 }
 static inline void store(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
 
-// IEEE half precision, to nearest even; larger numbers become the largest finite half.
-static inline float half_to_float(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, bits = half & 1023u;
-  if (exponent == 0) {
-    const float magnitude = static_cast<float>(bits) * 0x1p-24f;
-    return sign ? -magnitude : magnitude;
-  }
-  const uint32_t word = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | bits << 13;
-  float result;
-  std::memcpy(&result, &word, 4);
-  return result;
-}
-static inline uint16_t float_to_half(float x) {
-  uint32_t word;
-  std::memcpy(&word, &x, 4);
-  const uint16_t sign = static_cast<uint16_t>((word >> 16) & 0x8000u);
-  float magnitude = std::fabs(x);
-  if (!(magnitude <= 65504.0f)) magnitude = 65504.0f;
-  if (magnitude < 0x1p-14f) return sign | static_cast<uint16_t>(std::lrintf(magnitude * 0x1p24f));
-  std::memcpy(&word, &magnitude, 4);
-  word += 0xFFFu + ((word >> 13) & 1u);
-  return sign | static_cast<uint16_t>((word >> 13) - (112u << 10));
-}
 static inline Floats load(const uint16_t* p) {
   Floats r;
   HEADWAY_LANES(r, half_to_float(p[i]));
@@ -139,20 +121,44 @@ static inline void store_bytes(int8_t* p, Ints a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
 }
 
-// Sixteen dot products of four bytes each, added to `sum`. What `dot_start` begins with is up to the version.
-static inline Ints dot_start(int32_t) { return {}; }
-static inline Bytes load_weights(const uint8_t* p) {
+static inline void prefetch(const void*) {}
+
+// Sixteen dot products of levels and activations, four of each at a time, from 0 on. `Dots` is for levels of a byte and
+// `SmallDots` for sixteen levels; either may be kept in whatever way, until `finish` makes sums of it. At most kGroup
+// products are added before that; `sum` is the sum of their activations.
+struct Dots { int32_t v[16]; };
+struct SmallDots { int32_t v[16]; };
+
+// Sixteen outputs' levels for four inputs.
+static inline Bytes load_levels(const uint8_t* p) {
   Bytes r;
   for (int i = 0; i < 64; ++i) r.v[i] = static_cast<int8_t>(p[i] - 128);
   return r;
+}
+static inline void split_nibbles(const uint8_t* p, Bytes& low, Bytes& high) {
+  for (int i = 0; i < 64; ++i) {
+    low.v[i] = static_cast<int8_t>(p[i] & 15);
+    high.v[i] = static_cast<int8_t>(p[i] >> 4);
+  }
 }
 static inline Bytes broadcast_activations(const int8_t* p) {
   Bytes r;
   for (int i = 0; i < 64; ++i) r.v[i] = p[i & 3];
   return r;
 }
-static inline Ints dot(Ints sum, Bytes weights, Bytes activations) {
+template <class D>
+static inline D dot(D dots, Bytes levels, Bytes activations) {
   for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 4; ++j) sum.v[i] += weights.v[4 * i + j] * activations.v[4 * i + j];
-  return sum;
+    for (int j = 0; j < 4; ++j) dots.v[i] += levels.v[4 * i + j] * activations.v[4 * i + j];
+  return dots;
+}
+static inline Ints finish(Dots dots, int32_t sum) {
+  Ints r;
+  HEADWAY_LANES(r, dots.v[i] + 128 * sum);
+  return r;
+}
+static inline Ints finish(SmallDots dots, int32_t) {
+  Ints r;
+  HEADWAY_LANES(r, dots.v[i]);
+  return r;
 }

@@ -44,7 +44,10 @@ def products(engine: KernelEngine, repeats: int) -> Iterator[str]:
                 continue
             rows = torch.randn(num_rows, num_inputs)
             seconds = best_seconds(lambda rows=rows, matrix=matrix: engine.multiply(rows, matrix), repeats)  # type: ignore[misc]
-            rate, bandwidth = 2 * num_rows * num_outputs * num_inputs / seconds / 1e9, packed.panels.nbytes / seconds / 1e9
+            rate, bandwidth = (
+                2 * num_rows * num_outputs * num_inputs / seconds / 1e9,
+                packed.panels.nbytes / seconds / 1e9,
+            )
             yield f"{name:9} {num_rows:4} rows {seconds * 1e6:8.0f} us {rate:5.0f} Gop/s {bandwidth:5.1f} GB/s weights"
 
 

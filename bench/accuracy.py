@@ -1,6 +1,7 @@
 """Accuracy of the simulation in one page: replays of recorded runs, and the roofline on measured rows.
 
     python bench/accuracy.py --runs groundtruth/ --tables kernel/ --rows measured_serving.csv
+    python bench/accuracy.py --rows measured_serving.csv --mixtures
 
 Prints Markdown. Replays are judged on the requests that were not fitted. The roofline's figures are of the catalogue's
 coefficients on the rows that they were fitted to; `fit_roofline.py` leaves sources out.
@@ -31,12 +32,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder of recorded runs")
     parser.add_argument("--tables", type=Path, help="folder of kernel tables")
     parser.add_argument("--rows", type=Path, help="CSV of measured rows")
+    parser.add_argument("--mixtures", action="store_true", help="rows of mixtures of experts instead of dense models")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.runs is not None:
         print_replays(arguments.runs, arguments.tables)
     if arguments.rows is not None:
-        rows = select_rows(arguments.rows).rows
+        rows = select_rows(arguments.rows, mixtures=arguments.mixtures).rows
         with ProcessPoolExecutor(arguments.jobs) as pool:
             errors = [error for found in pool.map(_errors, rows, chunksize=4) for error in found]
         print_rows(errors)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +14,14 @@ import torch
 from headway.config import Speculation, StepTime
 from headway.core.plan import NOTHING, Emission, ScheduledRequest, StepPlan, StepResult
 from headway.core.request import Request, TokenContent
+from headway.core.sampling import SamplingParams
 from headway.executors.base import SynchronousExecutor
 from headway.executors.torch.batch import RequestRows
 from headway.executors.torch.drafts import DraftGate, NgramIndex
 from headway.executors.torch.forward import Scores
 from headway.executors.torch.kv_cache import Indices
 from headway.executors.torch.loader import LoadedModel
-from headway.executors.torch.sampler import SampledToken, SamplingRow, sample
+from headway.executors.torch.sampler import SampledToken, SamplingRow, sample, takes_best
 
 _FILLER_TOKEN_ID = 0
 
@@ -67,7 +70,7 @@ class TorchExecutor(SynchronousExecutor):
         self._update_states(plan)
         emissions: list[Emission] = [NOTHING] * len(plan.scheduled)
         if plan.scheduled:
-            sampling = [self._sampling_rows(item) for item in plan.scheduled]
+            sampling = [self._sampling(item) for item in plan.scheduled]
             scores = self._forward.run([self._rows(*pair) for pair in zip(plan.scheduled, sampling, strict=True)])
             emissions = self._emissions(plan.scheduled, sampling, scores)
         return StepResult(plan.step_id, emissions, time.perf_counter() - started_at)
@@ -79,38 +82,41 @@ class TorchExecutor(SynchronousExecutor):
         for request_id in (*plan.released_ids, *(request.request_id for request in plan.preempted)):
             self._states.pop(request_id, None)
         for request in (*plan.new, *plan.resumed):
-            self._states[request.request_id] = _RequestState(request.sampling.seed, self._speculation)
+            self._states[request.request_id] = _RequestState(request.sampling, self._speculation)
         for item in plan.scheduled:
             self._states[item.request.request_id].append_blocks(item.new_block_ids)
         self._last_step_id = plan.step_id
 
-    def _rows(self, item: ScheduledRequest, sampling: Sequence[SamplingRow]) -> RequestRows:
+    def _rows(self, item: ScheduledRequest, sampling: _Sampling) -> RequestRows:
         num_known = item.num_tokens - item.num_draft_tokens
         start = item.num_computed_tokens
         state = self._states[item.request.request_id]
         known = state.known_tokens(item.request)[start : start + num_known]
         return RequestRows(
-            token_ids=[*known, *_drafts(item)],
+            token_ids=[*known, *_drafts(item)] if item.num_draft_tokens else known,
             first_position=start,
             block_ids=state.block_ids,
-            num_sampled=len(sampling),
+            num_sampled=sampling.num_rows,
             num_padding=item.num_padding_tokens,
-            wants_logits=not _take_best(sampling),
+            wants_logits=bool(sampling.rows),
         )
 
     def _emissions(
-        self, scheduled: Sequence[ScheduledRequest], sampling: Sequence[Sequence[SamplingRow]], scores: Scores
+        self, scheduled: Sequence[ScheduledRequest], sampling: Sequence[_Sampling], scores: Scores
     ) -> list[Emission]:
-        with_logits = [row for rows in sampling if not _take_best(rows) for row in rows]
+        with_logits = [row for chosen in sampling for row in chosen.rows]
         drawn = iter(sample(scores.logits, with_logits) if with_logits else ())
         best = iter(scores.best_token_ids)
         drafts_next = self._speculation is not None and self._drafts_pay(scheduled)
         emissions = []
-        for item, rows in zip(scheduled, sampling, strict=True):
-            if not rows:
+        for item, wanted in zip(scheduled, sampling, strict=True):
+            if not wanted.num_rows:
                 emissions.append(NOTHING)
                 continue
-            chosen = [SampledToken(next(best)) if _take_best(rows) else next(drawn) for _ in rows]
+            if wanted.rows:
+                chosen = [next(drawn) for _ in wanted.rows]
+            else:
+                chosen = [SampledToken(token_id) for token_id in islice(best, wanted.num_rows)]
             emission = _accept(_drafts(item), chosen)
             self._states[item.request.request_id].remember(item.request, emission.token_ids or ())
             emissions.append(self._with_drafts(item, emission) if drafts_next else emission)
@@ -132,28 +138,46 @@ class TorchExecutor(SynchronousExecutor):
         drafts = state.ngrams.propose(token_ids, most) if most > 0 else []
         return emission._replace(num_next_draft_tokens=len(drafts), next_draft_token_ids=drafts) if drafts else emission
 
-    def _sampling_rows(self, item: ScheduledRequest) -> list[SamplingRow]:
+    def _sampling(self, item: ScheduledRequest) -> _Sampling:
         """One row for the next token, and one more behind each draft, as if the drafts before it were accepted."""
         if not item.samples:
-            return []
+            return _NO_SAMPLING
         request, drafts = item.request, _drafts(item)
         state = self._states[request.request_id]
-        token_ids = state.known_tokens(request)
+        num_rows, token_ids = 1 + len(drafts), state.known_tokens(request)
+        if state.is_greedy and len(token_ids) - request.num_prompt_tokens >= request.sampling.min_tokens:
+            return _Sampling(num_rows, ())
         histories = [token_ids, *([*token_ids, *drafts[: count + 1]] for count in range(len(drafts)))]
-        return [
+        rows = [
             SamplingRow(request.sampling, history, request.num_prompt_tokens, request.stop_ids, state.seed)
             for history in histories
         ]
+        return _Sampling(num_rows, rows)
+
+
+class _Sampling(NamedTuple):
+    """What is to be chosen of a request's last rows.
+
+    Args:
+        rows: one for each row, or none if each takes the token with the largest logit and nothing else need be known.
+    """
+
+    num_rows: int
+    rows: Sequence[SamplingRow]
+
+
+_NO_SAMPLING = _Sampling(0, ())
 
 
 class _RequestState:
     """What is kept of a request between steps."""
 
-    __slots__ = ("_buffer", "_emitted", "_num_blocks", "_num_known", "ngrams", "seed")
+    __slots__ = ("_buffer", "_emitted", "_num_blocks", "_num_known", "is_greedy", "ngrams", "seed")
 
-    def __init__(self, seed: int | None, speculation: Speculation | None) -> None:
+    def __init__(self, sampling: SamplingParams, speculation: Speculation | None) -> None:
         self.ngrams = NgramIndex(speculation) if speculation is not None else None
-        self.seed = secrets.randbits(63) if seed is None else seed
+        self.seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        self.is_greedy = takes_best(sampling)
         self._buffer = np.empty(16, dtype=np.int64)
         self._num_blocks = 0
         self._emitted: list[int] = []
@@ -187,10 +211,6 @@ class _RequestState:
         self._num_blocks = needed
 
 
-def _take_best(rows: Sequence[SamplingRow]) -> bool:
-    return all(row.takes_best for row in rows)
-
-
 def _accept(drafts: Sequence[int], sampled: Sequence[SampledToken]) -> Emission:
     """The sampled tokens up to and including the first that differs from its draft, or all of them."""
     num_accepted = 0
@@ -206,6 +226,8 @@ def _drafts(item: ScheduledRequest) -> Sequence[int]:
 
     The scheduler may ask for more than there are (it fills a first decode up, as vLLM does); any token will do then.
     """
+    if not item.num_draft_tokens:
+        return ()
     drafts = list(item.request.draft_token_ids or ())[: item.num_draft_tokens]
     return drafts + [_FILLER_TOKEN_ID] * (item.num_draft_tokens - len(drafts))
 

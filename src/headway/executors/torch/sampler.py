@@ -62,20 +62,6 @@ class SamplingRow:
         """Index among the outputs of the token to choose."""
         return len(self.token_ids) - self.num_prompt_tokens
 
-    @property
-    def takes_best(self) -> bool:
-        """Whether the choice is the token with the largest logit, so that nothing else need be known."""
-        params = self.params
-        return (
-            params.temperature < _SMALLEST_TEMPERATURE
-            and params.logprobs is None
-            and params.allowed_token_ids is None
-            and not params.logit_bias
-            and params.repetition_penalty == 1.0
-            and not (params.presence_penalty or params.frequency_penalty)
-            and self.num_output_tokens >= params.min_tokens
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
@@ -83,6 +69,18 @@ class SampledToken:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+def takes_best(params: SamplingParams) -> bool:
+    """Whether, once `min_tokens` is reached, the token with the largest logit is chosen and nothing else is told."""
+    return (
+        params.temperature < _SMALLEST_TEMPERATURE
+        and params.logprobs is None
+        and params.allowed_token_ids is None
+        and not params.logit_bias
+        and params.repetition_penalty == 1.0
+        and not (params.presence_penalty or params.frequency_penalty)
+    )
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:

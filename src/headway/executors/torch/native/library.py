@@ -185,9 +185,10 @@ class KernelEngine:
         )
         return results
 
-    def multiply(self, rows: Tensor, matrix: MatrixStruct) -> Tensor:
+    def multiply(self, rows: Tensor, weight: PackedWeight) -> Tensor:
         """Rows [num_rows, num_inputs] times a packed matrix → [num_rows, num_panels * 32]."""
-        out = torch.empty(len(rows), matrix.num_panels * COLUMNS)
+        out = torch.empty(len(rows), weight.num_panels * COLUMNS)
+        matrix = weight.struct()
         self._library.headway_multiply(self._handle, rows.data_ptr(), len(rows), byref(matrix), out.data_ptr())
         return out
 

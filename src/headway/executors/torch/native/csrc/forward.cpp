@@ -11,9 +11,9 @@ namespace headway {
 namespace {
 
 // Rows that a thread takes through a layer at once: all that is known of them is to stay in its own cache.
-constexpr int kMostRowsEach = 48;
+constexpr int kMostRowsEach = 24;
 // Fewer are not worth reading all weights for.
-constexpr int kLeastRowsEach = 16;
+constexpr int kLeastRowsEach = 4;
 // Rows of an item of a product that all threads share.
 constexpr int kMostRowsOfItem = 264;
 // Rows times panels times groups of an item of a product: some ten microseconds, or handing it out costs too much.
@@ -184,8 +184,8 @@ class Pass {
       return;
     }
     const int num_blocks = threads * divide_up(num_rows_, threads * kMostRowsEach);
-    const int unit = num_rows_ / num_blocks >= 2 * kLeastRowsEach ? kTileRows : 2;
-    const auto cut = [&](int i) { return i == num_blocks ? num_rows_ : i * num_rows_ / num_blocks / unit * unit; };
+    // Not to whole tiles: equal shares are worth more. But a tile of one row takes as long as one of two.
+    const auto cut = [&](int i) { return i == num_blocks ? num_rows_ : i * num_rows_ / num_blocks / 2 * 2; };
     engine_.pool.run(num_blocks, [&](int i) {
       if (cut(i) < cut(i + 1)) between_attentions(l, block(cut(i), cut(i + 1) - cut(i)), Alone{kernels_});
     });

@@ -25,6 +25,8 @@ from headway.report.error_bars import error_bars
 from headway.report.summary import Summary
 
 MOST_SIMULATED = 12
+_MOST_STEPS = 400_000
+"""Steps that all fixes together may take: some ten seconds. Two fixes are simulated even where each takes more."""
 _MOST_LOADS = 3
 METRICS = (
     "output_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "median_itl_ms", "p99_itl_ms",
@@ -75,10 +77,12 @@ def predict(evidence: Evidence, fixes: Sequence[Fix]) -> tuple[ModelCheck | None
 def predict_with(model: FittedModel, fixes: Sequence[Fix], objective: Objective) -> list[Fix]:
     """Simulate and rank fixes with a model that is fitted already; see `predict`."""
     done: list[Simulated | Fix] = []
+    num_steps = max(1, int(model.summary.get("num_steps") or 1))
+    most = min(MOST_SIMULATED, max(2, _MOST_STEPS // num_steps))
     for fix in fixes:
         count = sum(isinstance(item, Simulated) for item in done)
-        if count >= MOST_SIMULATED:
-            done.append(_noted(fix, f"Not simulated: only the first {MOST_SIMULATED} are."))
+        if count >= most:
+            done.append(_noted(fix, f"Not simulated: only the first {most} are, with {num_steps:,} steps each."))
         else:
             done.append(_simulated(model, fix))
     return rank(done, model.summary, objective, _shown(model))

@@ -230,3 +230,9 @@ def test_every_kind_is_placed_in_the_order() -> None:
     from headway.doctor.rules import _MOST_LIMITING_FIRST
 
     assert set(_MOST_LIMITING_FIRST) == set(get_args(BottleneckKind))
+
+
+def test_a_rate_over_no_time_is_left_out() -> None:
+    """Two scrapes a moment apart: the quotient is infinite, which is no figure."""
+    totals = EngineTotals(duration_s=1e-308, counters={"requests": 1e6})
+    assert all(math.isfinite(value) for value in figures_of(Evidence(totals=totals)).as_mapping().values())

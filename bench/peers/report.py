@@ -38,22 +38,33 @@ class Recorder:
         """So many more tokens of that request came."""
         self._times[index] += [time.perf_counter() - self._started_at] * count
 
+    def times(self, index: int, instants: Sequence[float]) -> None:
+        """All tokens of that request, by the clock of `time.perf_counter`, from a peer that notes them itself."""
+        self._times[index] = [instant - self._started_at for instant in instants]
+
     def end(self) -> None:
         """All requests have ended."""
         self._ended_at = time.perf_counter()
         self._cpu_s += time.process_time()
 
     def print(self, num_prompt_tokens: int, num_output_tokens: int, **facts: object) -> None:
-        """Print the result. Latencies are null where the peer gave no token by token."""
+        """Print the result.
+
+        decode_tokens_per_s is of one request, from its first token on.
+        """
         elapsed_s = self._ended_at - self._started_at
         ttft = [times[0] - arrival for times, arrival in zip(self._times, self._arrivals, strict=True) if times]
         gaps = [b - a for times in self._times for a, b in pairwise(times)]
+        num_told = sum(map(len, self._times))
+        if num_told != num_output_tokens:
+            raise SystemExit(f"{num_told} tokens came, not {num_output_tokens}")
         result = {
             "start_up_s": self._ready_at - self._made_at,
             "elapsed_s": elapsed_s,
             "cpu_s": self._cpu_s,
             "total_tokens_per_s": (num_prompt_tokens + num_output_tokens) / elapsed_s,
             "output_tokens_per_s": num_output_tokens / elapsed_s,
+            "decode_tokens_per_s": len(gaps) / sum(gaps) if gaps else None,
             "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "ttft_p50_s": quantile(ttft, 0.5),
             "ttft_p99_s": quantile(ttft, 0.99),

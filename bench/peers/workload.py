@@ -14,6 +14,8 @@ from pathlib import Path
 NUM_REQUESTS = 64
 PROMPT_TOKENS = 9088
 OUTPUT_TOKENS = 4597
+_SINGLE_PROMPT_TOKENS = 32
+_SINGLE_OUTPUT_TOKENS = 256
 _FIRST_ORDINARY_ID = 100
 """Below are the special tokens of common vocabularies."""
 
@@ -28,7 +30,7 @@ class PeerRequest:
 
 
 def mixed(
-    vocab_size: int, *, seed: int = 0, num_requests: int = NUM_REQUESTS, rate: float | None = None
+    vocab_size: int, seed: int = 0, *, num_requests: int = NUM_REQUESTS, rate: float | None = None
 ) -> list[PeerRequest]:
     """Mixed lengths whose sums are in proportion to the 64 requests of 9,088 and 4,597 tokens.
 
@@ -46,6 +48,13 @@ def mixed(
         ids = [rng.randrange(_FIRST_ORDINARY_ID, vocab_size) for _ in range(num_prompt)]
         requests.append(PeerRequest(ids, num_output, now))
     return requests
+
+
+def single(vocab_size: int, seed: int = 0) -> list[PeerRequest]:
+    """One request alone, with a short prompt and a long answer: how fast a single user reads."""
+    rng = random.Random(seed)
+    ids = [rng.randrange(_FIRST_ORDINARY_ID, vocab_size) for _ in range(_SINGLE_PROMPT_TOKENS)]
+    return [PeerRequest(ids, _SINGLE_OUTPUT_TOKENS)]
 
 
 def _lengths(rng: random.Random, count: int, total: int) -> list[int]:

@@ -24,7 +24,8 @@ def test_a_judge_that_tells_all_is_compared_like_logits() -> None:
     for count in (40, 10, 1):
         values, ids = other.topk(count)
         own = other.gather(1, torch.tensor(item.continuation)[:, None])[:, 0]
-        told = compare_places(exact, [Place(*place) for place in zip(ids.tolist(), values.tolist(), own.tolist(), strict=True)], item)
+        places = [Place(*place) for place in zip(ids.tolist(), values.tolist(), own.tolist(), strict=True)]
+        told = compare_places(exact, places, item)
         if count == 40:
             assert told.kl == pytest.approx(whole.kl, abs=1e-6)
         assert -1e-9 <= told.kl <= whole.kl + 1e-6

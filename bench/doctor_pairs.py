@@ -1,6 +1,6 @@
 """How far the doctor's predictions of changes are from what the changes did, on measured runs.
 
-    python bench/doctor_pairs.py --rows ../shared/data/measured_serving_open.csv
+    python -m bench.doctor_pairs --rows ../shared/data/measured_serving_open.csv
 
 Prints Markdown. First pairs of runs that agree in hardware, release and load and differ in exactly one setting: the
 doctor gets the first run's flags, load and client figures, fits its model to them, and predicts the second. Then a
@@ -17,9 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from headway.doctor.figures import figures_of
-from headway.doctor.prediction.counterfactual import fit
-from headway.doctor.prediction.measured_pairs import (
+from bench.measured_pairs import (
     METRICS,
     JudgedPair,
     MeasuredRun,
@@ -30,6 +28,8 @@ from headway.doctor.prediction.measured_pairs import (
     read_runs,
     spearman,
 )
+from headway.doctor.figures import figures_of
+from headway.doctor.prediction.counterfactual import fit
 from headway.doctor.prediction.oracle_fit import FittedModel
 
 _PAIRS, _STUDY = "vedanti-l40s-ofat", "akamas-a10g-study"

@@ -6,9 +6,7 @@ from functools import cache
 
 import pytest
 
-from headway.doctor.figures import figures_of
-from headway.doctor.prediction.counterfactual import fit
-from headway.doctor.prediction.measured_pairs import (
+from bench.measured_pairs import (
     Effect,
     MeasuredRun,
     Pair,
@@ -18,6 +16,8 @@ from headway.doctor.prediction.measured_pairs import (
     read_runs,
     spearman,
 )
+from headway.doctor.figures import figures_of
+from headway.doctor.prediction.counterfactual import fit
 from tests.shared_data import shared_path
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from headway.core.arrivals import Arrival, TraceSource
@@ -28,7 +28,9 @@ _DECODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 _CONTEXTS = (16, 128, 512, 2048)
 _DECODES_BESIDE_CHUNKS = (1, 8, 64)
 _CONTEXTS_BESIDE_CHUNKS = (16, 512)
-_HOST_REQUESTS, _HOST_TOKENS = 4, 24
+_HOST_REQUESTS, _HOST_TOKENS = 4, 96
+_HICCUP = 1.5
+"""A time beyond this many medians is another program's doing, not the step's."""
 
 
 class StepPoint(NamedTuple):
@@ -78,12 +80,12 @@ def time_steps(
     limits: ProfileLimits,
     *,
     vocab_size: int,
-    repeats: int = 3,
+    repeats: int = 5,
     on_point: Callable[[int, StepPoint, float], None] | None = None,
 ) -> dict[StepPoint, float]:
-    """Median seconds of each shape over `repeats` passes through all of them, after one that only warms up.
+    """Mean seconds of each shape over `repeats` passes through all of them, after one that only warms up.
 
-    In passes, a machine whose speed drifts is slow or fast for every shape alike. Tokens are random; sequences have
+    A mean, since a run takes what its steps take together, and their times are skewed; hiccups are left out. In passes, a machine whose speed drifts is slow or fast for every shape alike. Tokens are random; sequences have
     blocks of their own as far as the pool goes, and share them beyond.
 
     Args:
@@ -104,11 +106,11 @@ def time_steps(
         if on_point is not None:
             on_point(index, point, seconds[point][-1])
     executor.collect(executor.submit(StepPlan(next(step_ids), (), (), (), (), released, 0)))
-    return {point: median(times[1:]) for point, times in seconds.items()}
+    return {point: _typical(times[1:]) for point, times in seconds.items()}
 
 
 def host_seconds(make_engine: Callable[[TraceSource], Engine], vocab_size: int, block_size: int) -> float:
-    """What the engine takes between two steps: the median over a short run of its own."""
+    """What the engine takes between two steps, on the mean of a short run of its own."""
     rng = Random(1)
     sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_HOST_TOKENS)
     arrivals = []
@@ -126,7 +128,13 @@ def host_seconds(make_engine: Callable[[TraceSource], Engine], vocab_size: int, 
     for _ in engine.run():
         pass
     gaps = [at - before - duration_s for (before, _), (at, duration_s) in pairwise(ends)]
-    return max(0.0, median(gaps))
+    return max(0.0, _typical(gaps))
+
+
+def _typical(times: Sequence[float]) -> float:
+    """The mean without hiccups."""
+    bound = _HICCUP * abs(median(times))
+    return fmean(time for time in times if time <= bound)
 
 
 def write_steps(folder: Path, measured: Mapping[StepPoint, float], facts: Mapping[str, object]) -> Path:

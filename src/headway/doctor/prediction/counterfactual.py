@@ -202,6 +202,8 @@ def _change(model: FittedModel, fix: Fix) -> _Changed:
         if count < 2:
             raise NotSimulatedError(f"{value} replicas instead of {fix.from_value} are no addition.")
         return _Changed(deployment, workload.shared_by(count), count)
+    if setting == "tensor_parallel_size" and (count := _freed_replicas(fix)) > 1:
+        return _Changed(deployment.changed({setting: value}), workload.shared_by(count), count)
     if setting == "request_rate":
         return _Changed(deployment, workload.at_rate(_positive(value) / _positive(fix.from_value)))
     if setting in ("max_concurrency", "concurrency"):
@@ -213,6 +215,14 @@ def _change(model: FittedModel, fix: Fix) -> _Changed:
     if setting == "enable_prefix_caching" and value and not any(item.block_keys for item in workload.requests):
         raise NotSimulatedError("How much of the prompts is shared is not in the evidence.")
     return _Changed(deployment.changed({setting: value}), workload)
+
+
+def _freed_replicas(fix: Fix) -> int:
+    """Replicas that the same GPUs carry if fewer of them split a layer; 1 where they do not divide, or are more."""
+    old, new = fix.from_value, fix.to_value
+    if not isinstance(old, int) or not isinstance(new, int) or new < 1 or old % new:
+        return 1
+    return old // new
 
 
 def _positive(value: Any) -> float:

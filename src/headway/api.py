@@ -10,7 +10,7 @@ from typing import Any
 from headway.compat import Judgement
 from headway.compat import judge as judge_effective
 from headway.deployment.effective import resolve_effective
-from headway.deployment.read import read_file, read_text
+from headway.deployment.read import read_deployment, read_file
 from headway.doctor.diagnose import diagnose as diagnose_evidence
 from headway.doctor.diagnosis import Diagnosis
 from headway.doctor.gather import gather
@@ -80,7 +80,7 @@ def judge(deployment: str | Path, *, engine_version: str | None = None, gpu: str
     Raises:
         InputError: the file cannot be read, or holds no start of vLLM. ConfigError: no such version or accelerator.
     """
-    found = read_file(deployment) if isinstance(deployment, Path) else read_text(deployment, "command.sh")
+    found = read_file(deployment) if isinstance(deployment, Path) else read_deployment(deployment)
     return [
         judge_effective(resolve_effective(invocation, engine_version=engine_version, accelerator=gpu))
         for invocation in found

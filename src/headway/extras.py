@@ -22,15 +22,15 @@ def missing_modules(extra: str) -> list[str]:
     return [name for name in EXTRAS[extra] if find_spec(name) is None]
 
 
-def need_extra(extra: str, what: str) -> None:
-    """Refuse to go on without an extra; `what` is what needs it.
+def need_extra(extra: str, what: str, *, instead: str = "") -> None:
+    """Refuse to go on without an extra; `what` is what needs it, `instead` a sentence on how to do without.
 
     Raises:
         ConfigError: something of it is missing; the hint is the command that installs it.
     """
     missing = missing_modules(extra)
     if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}.", hint=_install(extra))
+        raise ConfigError(f"{what} needs {', '.join(missing)}.", hint=f"{_install(extra)} {instead}".rstrip())
 
 
 def require(module_name: str) -> Any:

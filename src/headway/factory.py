@@ -148,11 +148,5 @@ def assemble(
 ) -> Engine:
     """An engine on any executor, from resolved settings."""
     depth = 2 if config.scheduler.async_scheduling else 1
-    scheduler = Scheduler(
-        config.scheduler,
-        config.cache,
-        policy=config.policy,
-        engine_version=config.engine_version,
-        max_in_flight=depth,
-    )
+    scheduler = Scheduler.of(config, max_in_flight=depth)
     return Engine(scheduler, executor, clock, source, max_in_flight=depth, listeners=listeners)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from headway.errors import ConfigError
-from headway.executors.simulated import aiconfigurator
 from headway.executors.simulated.aiconfigurator import AicOracle, AicSetup
 from headway.executors.simulated.oracle import Chunk, StepShape, decode_shape
 from headway.simulation.oracles import make_oracle
@@ -15,12 +14,8 @@ SETUP = AicSetup("nvidia/Llama-3.1-70B-Instruct-FP8", "H100-SXM5-80GB", kv_cache
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else of headway needs the package."""
-
-    def missing(name: str) -> object:
-        raise ImportError(name)
-
-    monkeypatch.setattr(aiconfigurator, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"headway\[aic\]"):
+    monkeypatch.setattr("headway.extras.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"headway\[aic\].*--latency roofline"):
         AicOracle(SETUP)
 
 

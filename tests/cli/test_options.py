@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from headway.cli.options import options_from, options_of
 from headway.config import EngineOptions, ServerOptions
+from headway.errors import ConfigError
 
 
 def parse(*arguments: str, env: dict[str, str] | None = None) -> tuple[EngineOptions, ServerOptions, Any]:
@@ -55,11 +56,14 @@ def test_values_are_typed() -> None:
     assert server.port == 0 and server.api_key == "k"
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--kv-cache-memory-bytes", "lots"), ("--policy", "best"), ("--port", "http"), ("--no-such-flag",)]
-)
+@pytest.mark.parametrize("arguments", [("--kv-cache-memory-bytes", "lots"), ("--port", "http"), ("--no-such-flag",)])
 def test_a_bad_value_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     assert parse(*arguments)[2].exit_code == 2
+
+
+def test_a_policy_that_does_not_exist_is_our_own_error() -> None:
+    """As where several are named at once."""
+    assert isinstance(parse("--policy", "best")[2].exception, ConfigError)
 
 
 def test_the_key_may_come_from_the_environment() -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from headway.catalog.compatibility import VERDICTS
+from headway.catalog.compatibility import WORST_FIRST
 from headway.cli import cli
 
 _FINE = "vllm serve org/model --max-num-seqs 64\n"
@@ -151,4 +151,4 @@ def test_the_documented_format_names_every_verdict_and_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "compat-data.md").read_text(encoding="utf-8")
     text = resources.files("headway.catalog").joinpath("vllm_compat.json").read_text(encoding="utf-8")
     fields = {name for row in json.loads(text)["rows"] for name in row}
-    assert all(f"`{name}`" in page for name in (*VERDICTS, *fields))
+    assert all(f"`{name}`" in page for name in (*WORST_FIRST, *fields))

@@ -236,5 +236,5 @@ def test_the_command_writes_both_files(tmp_path: Path) -> None:
     assert len(texts) >= 4 and all(text.startswith(f"{5 * (i + 1)} s\n") for i, text in enumerate(texts))
     lines = log.read_text().splitlines()
     assert "KV cache size: 28,784 tokens" in "".join(lines) and "Engine 000: Avg prompt" in lines[-1]
-    with pytest.raises(ConfigError, match="one server"):
+    with pytest.raises(ConfigError, match="one policy"):
         CliRunner().invoke(simulate_command, [*toy, *paths, "--compare-policies"], catch_exceptions=False)

@@ -19,7 +19,7 @@ from headway.catalog.versions import Version, parse_version
 from headway.errors import ConfigError
 
 Verdict = Literal[
-    "ok",
+    "unknown_flag",
     "rejected",
     "unsupported",
     "runtime_crash",
@@ -27,24 +27,12 @@ Verdict = Literal[
     "silent_noop",
     "ignored",
     "fallback",
-    "unknown_flag",
     "unknown",
+    "ok",
 ]
+WORST_FIRST: tuple[Verdict, ...] = get_args(Verdict)
+"""Verdicts by what a user meets first: the order in which `Verdict` names them."""
 Basis = Literal["docs", "code", "issue"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-WORST_FIRST: tuple[Verdict, ...] = (
-    "unknown_flag",
-    "rejected",
-    "unsupported",
-    "runtime_crash",
-    "wrong_output",
-    "silent_noop",
-    "ignored",
-    "fallback",
-    "unknown",
-    "ok",
-)
-"""Verdicts by what a user meets first."""
 ENGINES = ("any", "V0", "V1")
 PLATFORMS = ("any", "cuda", "rocm", "rdna3", "cpu", "tpu", "xpu", "sm70", "sm75", "sm80", "sm89", "sm90")
 FIRST_COVERED: Version = (0, 6, 0)
@@ -180,7 +168,12 @@ def _row(record: Mapping[str, Any], features: Mapping[str, Feature]) -> Row:
     missing = [key for key in ("id", "features", "verdict", "first", "basis", "message", "source") if key not in record]
     if missing:
         raise ConfigError(f"Row {name!r} lacks {', '.join(missing)}.")
-    for key, known in (("verdict", VERDICTS), ("engine", ENGINES), ("platform", PLATFORMS), ("basis", get_args(Basis))):
+    for key, known in (
+        ("verdict", WORST_FIRST),
+        ("engine", ENGINES),
+        ("platform", PLATFORMS),
+        ("basis", get_args(Basis)),
+    ):
         if record.get(key, "any") not in (*known, "any") or (key in ("verdict", "basis") and record[key] not in known):
             raise ConfigError(f"Row {name!r}: {record[key]!r} is not a {key}.", hint=f"Known: {', '.join(known)}.")
     unknown = [feature for feature in record["features"] if feature not in features]

@@ -85,6 +85,14 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     ctx.exit()
 
 
+def _one_line(error: click.ClickException) -> str:
+    """click's own complaints in the shape of ours: what is wrong, then what to do."""
+    message = " ".join(error.format_message().split())
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return message
+    return f"{message}{'' if message.endswith(('.', '?', ')')) else '.'} See: {error.ctx.command_path} --help"
+
+
 def _release(module: str) -> str:
     try:
         return metadata.version(module.replace("_", "-"))
@@ -110,12 +118,12 @@ def cli() -> None:
 def main() -> None:
     """Entry point: user mistakes end with one line and their exit code, not with a traceback."""
     try:
-        code = cli(standalone_mode=False)  # the code given to ctx.exit(), if a command did
+        code = cli(prog_name="headway", standalone_mode=False)  # the code given to ctx.exit(), if a command did
     except HeadwayError as error:
         click.echo(f"headway: {error}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"headway: {_one_line(error)}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)

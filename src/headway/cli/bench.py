@@ -18,9 +18,9 @@ from headway.frontends.bench_options import BenchOptions
 def bench(model: str | None, **params: Any) -> None:
     """Replay a workload on the real model under each batching policy and print one table.
 
-    Time to first token counts from a request's arrival, gaps between tokens from one step's end to another's, as
-    `vllm bench serve` defines them. KV waste is the share of the slots in blocks that live requests hold which hold no
-    computed token, measured from the pool at every step.
+    Time to first token (TTFT) counts from a request's arrival, gaps between tokens (ITL; TPOT is their mean in one
+    request) from one step's end to another's, as `vllm bench serve` defines them. KV waste is the share of the slots in
+    blocks that live requests hold which hold no computed token, measured from the pool at every step.
 
     \b
     Examples:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from headway import factory
 from headway.cli.console import make_console, print_next
-from headway.cli.json_output import check_json_path, write_json
+from headway.cli.json_output import write_json
 from headway.config import EngineConfig, EngineOptions
 from headway.core.arrivals import TraceSource
 from headway.core.clock import WallClock
@@ -30,9 +30,11 @@ from headway.frontends.comparison import (
     run_policy,
 )
 from headway.frontends.replay import ReplayResult, progress_bar
+from headway.report.files import check_writable
 from headway.report.plots import check_plot_path, write_comparison_plot
 from headway.report.slo import parse_slo
 from headway.report.tables import comparison_table, facts_table, format_number
+from headway.report.words import counted
 from headway.workload import TraceRequest, Workload
 
 _NUM_WARM_UP_REQUESTS = 2
@@ -73,7 +75,7 @@ class BenchRun:
         self._slo = parse_slo(options.slo)
         if options.plot_path is not None:
             check_plot_path(options.plot_path)
-        check_json_path(options.json_path)
+        check_writable(options.json_path, "--json")
         self._workload = options.workload()
         self._capacity = options.capacity
         self._console = make_console(stderr=options.json_path == "-")
@@ -157,7 +159,7 @@ class BenchRun:
         concurrency = format_number(pool_tokens / max_model_len)
         yield "concurrency", f"{concurrency} requests", f"of the full {max_model_len:,} tokens"
         yield "max_model_len", f"{max_model_len:,} tokens", reasons.get("max_model_len", "given")
-        yield "max_num_seqs", f"{scheduler.max_num_seqs:,} requests", reasons.get("max_num_seqs", "given")
+        yield "max_num_seqs", counted(scheduler.max_num_seqs, "request"), reasons.get("max_num_seqs", "given")
         budget_reason = reasons.get("max_num_batched_tokens", "given")
         yield "step budget", f"{scheduler.max_num_batched_tokens:,} tokens", budget_reason
         if "continuous" in self._policies:
@@ -186,7 +188,7 @@ class BenchRun:
         for policy, result in results.items():
             if result.interrupted:
                 num_done, num_all = result.summary["completed"], len(self._workload.requests)
-                self._console.print(f"Interrupted: {policy} had done {num_done} of {num_all} requests.")
+                self._console.print(f"Interrupted: {policy} had done {num_done} of {counted(num_all, 'request')}.")
         if self._options.plot_path is not None:
             path = write_comparison_plot(
                 self._options.plot_path, summaries, title=self._title(), subtitle=self._subtitle()
@@ -208,7 +210,8 @@ class BenchRun:
             )
 
     def _title(self) -> str:
-        return f"{self._model.name}, {self._options.workload_name()}: {len(self._workload.requests):,} requests"
+        count = counted(len(self._workload.requests), "request")
+        return f"{self._model.name}, {self._options.workload_name()}: {count}"
 
     def _subtitle(self) -> str:
         divided = f"lengths ÷ {self._options.divisor:g} · " if self._options.divisor != 1 else ""

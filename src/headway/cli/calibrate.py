@@ -47,7 +47,9 @@ def calibrate(
     from headway.accuracy.observations import read_scrapes
     from headway.errors import ConfigError
     from headway.evidence.bench_results import read_guidellm, read_vllm_bench
+    from headway.report.files import check_writable
 
+    check_writable(out, "--out")
     options: DeploymentOptions = options_of(DeploymentOptions, params)
     observations: list[LoadResult] = [item for path in benches for item in read_vllm_bench(path)]
     observations += [item for path in reports for item in read_guidellm(path)]
@@ -121,6 +123,12 @@ def _print(result: Calibration, out: Path) -> None:
         + f". Written to {out}.",
         highlight=False,
     )
+    if profile.host_ms_per_step < 0:
+        console.print(
+            "A negative host time takes away: steps of this server are that much shorter than the oracle's own host "
+            "time says.",
+            highlight=False,
+        )
     for name, reason in profile.not_identified.items():
         console.print(f"Not identified: {name}: {reason}.", highlight=False)
     print_next(console, f"headway simulate --profile {out} …", "with the same deployment's flags")

@@ -8,12 +8,12 @@ import click
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[DEPLOYMENT]...")
-@click.option("--matrix", help="Print the feature x feature table of a version.", metavar="X.Y.Z")
+@click.argument("deployments", nargs=-1, metavar="[DEPLOYMENT]...")
+@click.option("--matrix", help="Print the feature × feature table of a version.", metavar="X.Y.Z")
 @click.option("--features", help="Judge a bare combination, such as spec_decode,pipeline_parallel.", metavar="A,B")
 @click.option("--engine-version", help="vLLM release; default: the image's tag, else the reference.", metavar="X.Y.Z")
 @click.option("--from", "from_version", help="With --to: what changing the version does.", metavar="X.Y.Z")
-@click.option("--to", "to_version", metavar="X.Y.Z")
+@click.option("--to", "to_version", help="The other side of --from.", metavar="X.Y.Z")
 @click.option("--engine", type=click.Choice(["V0", "V1"]), help="For --features and --matrix.")
 @click.option("--platform", help="For --features: cuda, rocm, rdna3, cpu, tpu, xpu, sm70 to sm90.", metavar="NAME")
 @click.option("--gpu", help="Accelerator, such as h100, or cpu.", metavar="NAME")
@@ -33,7 +33,7 @@ import click
 @click.pass_context
 def compat(
     ctx: click.Context,
-    files: tuple[Path, ...],
+    deployments: tuple[str, ...],
     matrix: str | None,
     features: str | None,
     engine_version: str | None,
@@ -50,6 +50,8 @@ def compat(
 ) -> None:
     """Say what is rejected, unsupported, crashes, is ignored or silently does nothing, by exact version.
 
+    DEPLOYMENT is a file in any form that `headway config` reads, or a command line in quotes.
+
     \b
     Exit codes: 0 fine, 1 findings, 2 a file cannot be read.
     Examples:
@@ -65,10 +67,10 @@ def compat(
         ctx.exit(run.matrix(matrix, engine))
     if features is not None:
         ctx.exit(run.features(features.split(","), engine_version, engine, platform))
-    if not files:
+    if not deployments:
         raise click.UsageError("Give a deployment, --matrix or --features.")
     if (from_version is None) != (to_version is None):
         raise click.UsageError("--from and --to belong together.")
     if from_version is not None and to_version is not None:
-        ctx.exit(run.difference(files, from_version, to_version, workload=None if no_simulate else workload))
-    ctx.exit(run.judge(files, engine_version))
+        ctx.exit(run.difference(deployments, from_version, to_version, workload=None if no_simulate else workload))
+    ctx.exit(run.judge(deployments, engine_version))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +24,9 @@ from headway.compat.sarif import Report
 from headway.config import REFERENCE_ENGINE_VERSION
 from headway.deployment.effective import resolve_effective
 from headway.deployment.invocation import Invocation
-from headway.deployment.read import read_file
+from headway.deployment.read import read_deployment
 from headway.errors import ConfigError, InputError
+from headway.report.files import check_writable
 
 _T = TypeVar("_T")
 _SARIF_LEVELS = {"ok": "note", "fallback": "note", "unknown": "note", "ignored": "warning", "silent_noop": "warning"}
@@ -34,6 +36,7 @@ class CompatRun:
     """Output and hardware that all forms of the command share. Each method prints and returns the exit code."""
 
     def __init__(self, *, as_json: bool, sarif: Path | None, gpu: str | None, model: str | None) -> None:
+        check_writable(sarif, "--sarif")
         self._as_json = as_json
         self._sarif = sarif
         self._gpu = gpu
@@ -41,7 +44,7 @@ class CompatRun:
         self._console = make_console()
 
     def matrix(self, version: str, engine: str | None) -> int:
-        """The feature x feature table."""
+        """The feature × feature table."""
         table = feature_matrix(version, engine=engine)
         if self._as_json:
             pairs = [
@@ -88,33 +91,33 @@ class CompatRun:
                 )
         return FINE if answer.verdict == "ok" else FINDINGS
 
-    def judge(self, files: Sequence[Path], version: str | None) -> int:
+    def judge(self, deployments: Sequence[str], version: str | None) -> int:
         """Deployments in one version."""
 
         def one(invocation: Invocation) -> Judgement:
             effective = resolve_effective(invocation, engine_version=version, accelerator=self._gpu, model=self._model)
             return judge(effective)
 
-        found, failed = self._each(files, one)
+        found, failed = self._each(deployments, one)
         if self._as_json:
             entries = [_judgement_json(path, judgement) for path, judgement in found]
             self._echo({**(entries[0] if entries else {"verdict": "unknown"}), "deployments": entries})
         elif str(self._sarif) != "-":
             for path, judgement in found:
                 self._console.print(findings_table(path, judgement))
-            self._next(files, "--from X.Y.Z --to X.Y.Z", "what another release would change")
+            self._next(deployments, "--from X.Y.Z --to X.Y.Z", "what another release would change")
         self._write([(path, finding) for path, judgement in found for finding in judgement.bad])
         if failed:
             return UNREADABLE
         return FINE if all(judgement.is_clean for _, judgement in found) else FINDINGS
 
-    def difference(self, files: Sequence[Path], before: str, after: str, *, workload: str | None) -> int:
+    def difference(self, deployments: Sequence[str], before: str, after: str, *, workload: str | None) -> int:
         """Deployments in two versions; `workload` None leaves latency out."""
 
         def one(invocation: Invocation) -> VersionDiff:
             return diff_versions(invocation, before, after, accelerator=self._gpu, model=self._model)
 
-        found, failed = self._each(files, one)
+        found, failed = self._each(deployments, one)
         latency = [_latency(diff, workload) for _, diff in found]
         if self._as_json:
             entries = [_diff_json(path, diff, figures) for (path, diff), figures in zip(found, latency, strict=True)]
@@ -123,21 +126,21 @@ class CompatRun:
             for (path, diff), figures in zip(found, latency, strict=True):
                 for table in diff_tables(path, diff, figures):
                     self._console.print(table)
-            self._next(files, f"--engine-version {after}", "what is wrong with it there")
+            self._next(deployments, f"--engine-version {after}", "what is wrong with it there")
         self._write([(path, finding) for path, diff in found for finding in diff.appeared])
         if failed:
             return UNREADABLE
         return FINDINGS if any(diff.is_breaking for _, diff in found) else FINE
 
-    def _next(self, files: Sequence[Path], flags: str, purpose: str) -> None:
-        print_next(self._console, f"headway compat {' '.join(map(str, files))} {flags}", purpose)
+    def _next(self, deployments: Sequence[str], flags: str, purpose: str) -> None:
+        print_next(self._console, f"headway compat {shlex.join(deployments)} {flags}", purpose)
 
-    def _each(self, files: Sequence[Path], one: Callable[[Invocation], _T]) -> tuple[list[tuple[Path, _T]], bool]:
-        found: list[tuple[Path, _T]] = []
+    def _each(self, deployments: Sequence[str], one: Callable[[Invocation], _T]) -> tuple[list[tuple[str, _T]], bool]:
+        found: list[tuple[str, _T]] = []
         failed = False
-        for path in files:
+        for path in deployments:
             try:
-                found += [(path, one(invocation)) for invocation in read_file(path)]
+                found += [(path, one(invocation)) for invocation in read_deployment(path)]
             except ConfigError:
                 raise
             except InputError as error:
@@ -145,7 +148,7 @@ class CompatRun:
                 failed = True
         return found, failed
 
-    def _write(self, findings: list[tuple[Path, Finding]]) -> None:
+    def _write(self, findings: list[tuple[str, Finding]]) -> None:
         if self._sarif is None:
             return
         write_sarif(
@@ -155,7 +158,7 @@ class CompatRun:
                     finding.id or finding.verdict,
                     _SARIF_LEVELS.get(finding.verdict, "error"),
                     f"{finding.verdict}: {finding.message} {finding.fix}".strip(),
-                    str(path),
+                    path,
                     finding.line,
                 )
                 for path, finding in findings
@@ -195,12 +198,12 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
     return dataclasses.asdict(finding)
 
 
-def _judgement_json(path: Path, judgement: Judgement) -> dict[str, Any]:
+def _judgement_json(path: str, judgement: Judgement) -> dict[str, Any]:
     """`features`, `versions`, `message` and `source` are those of the finding that decides."""
     effective = judgement.effective
     decisive = judgement.findings[0] if judgement.findings else None
     return {
-        "file": str(path),
+        "file": path,
         "name": effective.invocation.name,
         "line": effective.invocation.line,
         "engine_version": effective.version_text,
@@ -216,9 +219,9 @@ def _judgement_json(path: Path, judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _diff_json(path: Path, diff: VersionDiff, latency: dict[str, Any] | None) -> dict[str, Any]:
+def _diff_json(path: str, diff: VersionDiff, latency: dict[str, Any] | None) -> dict[str, Any]:
     return {
-        "file": str(path),
+        "file": path,
         "from": _judgement_json(path, diff.before),
         "to": _judgement_json(path, diff.after),
         "lost_flags": [dataclasses.asdict(flag) for flag in diff.lost],

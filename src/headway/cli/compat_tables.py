@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -32,7 +31,7 @@ def matrix_table(matrix: Matrix) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def findings_table(path: Path, judgement: Judgement) -> Group:
+def findings_table(path: str, judgement: Judgement) -> Group:
     """The findings of one deployment, worst first."""
     effective = judgement.effective
     title = (
@@ -61,10 +60,10 @@ def findings_table(path: Path, judgement: Judgement) -> Group:
     return titled(title, table, caption)
 
 
-def diff_tables(path: Path, diff: VersionDiff, latency: dict[str, Any] | None) -> Iterator[Group | str]:
+def diff_tables(path: str, diff: VersionDiff, latency: dict[str, Any] | None) -> Iterator[Group | str]:
     """Everything that the change does: flags, findings, defaults, memory, latency."""
     old, new = diff.before.effective.version_text, diff.after.effective.version_text
-    yield f"[bold]{escape(str(path))}: vLLM {old} to {new}[/]: {diff.before.verdict} to {diff.after.verdict}"
+    yield f"[bold]{escape(path)}: vLLM {old} to {new}[/]: {diff.before.verdict} to {diff.after.verdict}"
     if diff.lost:
         table = new_table("flag", "removed in", "use instead", "note")
         for flag in diff.lost:

@@ -8,7 +8,7 @@ import click
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("deployments", nargs=-1, required=True, metavar="DEPLOYMENT...")
 @click.option("--engine-version", help="vLLM release; default: the image's tag, else the reference.", metavar="X.Y.Z")
 @click.option("--gpu", help="Accelerator that defaults depend on, such as h100, or cpu.", metavar="NAME")
 @click.option("--model", help="Model whose facts are used; default: the deployment's own.", metavar="NAME")
@@ -19,7 +19,7 @@ import click
 @click.pass_context
 def config(
     ctx: click.Context,
-    files: tuple[Path, ...],
+    deployments: tuple[str, ...],
     engine_version: str | None,
     gpu: str | None,
     model: str | None,
@@ -30,20 +30,22 @@ def config(
 ) -> None:
     """Read a deployment of any form, without running anything, and say what each flag does.
 
-    Read are shell scripts, docker, compose, Kubernetes, KServe, Helm values, Ray Serve, systemd, Makefiles, PowerShell,
-    Python, vLLM's own config file, JSON or TOML of engine arguments, and vLLM's logs and metrics.
+    DEPLOYMENT is a file, or a command line in quotes. Read are shell scripts, docker, compose, Kubernetes, KServe, Helm
+    values, Ray Serve, systemd, Makefiles, PowerShell, Python, vLLM's own config file, JSON or TOML of engine arguments,
+    and vLLM's logs and metrics.
 
     \b
     Exit codes: 0 fine, 1 warnings or errors were found, 2 a file cannot be read.
     Examples:
         headway config start.sh --gpu h100
         headway config docker-compose.yml --engine-version 0.18.0 --json
+        headway config "vllm serve llama-3.1-8b --max-num-seqs 64" --gpu l40s
     """
     from headway.cli.config_run import run_config
 
     ctx.exit(
         run_config(
-            files,
+            deployments,
             engine_version=engine_version,
             gpu=gpu,
             model=model,

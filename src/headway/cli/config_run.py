@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from headway.compat.sarif import Report, sarif_log
 from headway.deployment.effective import Effective, Setting, resolve_effective
 from headway.deployment.invocation import Lint
 from headway.deployment.lints import lints_of
-from headway.deployment.read import read_file
+from headway.deployment.read import read_deployment
 from headway.errors import ConfigError, InputError
+from headway.report.files import check_writable, write_file
 from headway.report.tables import new_table, titled
 
 FINE, FINDINGS, UNREADABLE = 0, 1, 2
@@ -27,7 +29,7 @@ _SECRETS = frozenset(("api_key", "hf_token", "ssl_keyfile_password"))
 
 
 def run_config(
-    files: Sequence[Path],
+    deployments: Sequence[str],
     *,
     engine_version: str | None,
     gpu: str | None,
@@ -38,11 +40,12 @@ def run_config(
     quiet: bool,
 ) -> int:
     """Read, print, and return the exit code. A file that cannot be read does not stop the others."""
-    results: list[tuple[Path, Effective]] = []
+    check_writable(sarif, "--sarif")
+    results: list[tuple[str, Effective]] = []
     failed = False
-    for path in files:
+    for path in deployments:
         try:
-            for invocation in read_file(path):
+            for invocation in read_deployment(path):
                 results.append(
                     (path, resolve_effective(invocation, engine_version=engine_version, accelerator=gpu, model=model))
                 )
@@ -69,14 +72,14 @@ def write_sarif(path: Path, reports: list[Report]) -> None:
     if str(path) == "-":
         click.echo(text)
     else:
-        path.write_text(text + "\n", encoding="utf-8")
+        write_file(path, text + "\n")
 
 
-def _report(path: Path, lint: Lint) -> Report:
-    return Report(lint.rule, lint.level, lint.message, str(path), lint.line)
+def _report(path: str, lint: Lint) -> Report:
+    return Report(lint.rule, lint.level, lint.message, path, lint.line)
 
 
-def _document(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], show_all: bool) -> dict[str, Any]:
+def _document(results: list[tuple[str, Effective]], lints: dict[int, list[Lint]], show_all: bool) -> dict[str, Any]:
     """`invocations` holds every start; the first one's keys are repeated at the top."""
     entries = [
         invocation_json(path, effective, lints[index], show_all) for index, (path, effective) in enumerate(results)
@@ -85,11 +88,11 @@ def _document(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]
     return {**first, "invocations": entries}
 
 
-def invocation_json(path: Path, effective: Effective, lints: Sequence[Lint], show_all: bool) -> dict[str, Any]:
+def invocation_json(path: str, effective: Effective, lints: Sequence[Lint], show_all: bool) -> dict[str, Any]:
     """One start as JSON."""
     invocation = effective.invocation
     return {
-        "file": str(path),
+        "file": path,
         "source": invocation.source,
         "name": invocation.name,
         "line": invocation.line,
@@ -141,7 +144,7 @@ def shown(effective: Effective, show_all: bool) -> dict[str, Setting]:
     return found
 
 
-def _print(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], *, show_all: bool, quiet: bool) -> None:
+def _print(results: list[tuple[str, Effective]], lints: dict[int, list[Lint]], *, show_all: bool, quiet: bool) -> None:
     console = make_console()
     for index, (path, effective) in enumerate(results):
         if index and not quiet:
@@ -157,12 +160,12 @@ def _print(results: list[tuple[Path, Effective]], lints: dict[int, list[Lint]], 
         path, effective = results[0]
         print_next(
             console,
-            f"headway compat {path} --engine-version {effective.version_text}",
+            f"headway compat {shlex.quote(path)} --engine-version {effective.version_text}",
             "what does not go together in that release",
         )
 
 
-def settings_table(path: Path, effective: Effective, show_all: bool) -> Group:
+def settings_table(path: str, effective: Effective, show_all: bool) -> Group:
     """Settings with value, what was written, and why."""
     invocation = effective.invocation
     title = f"{path}:{invocation.line} {invocation.source}" + (f" {invocation.name}" if invocation.name else "")

@@ -21,7 +21,8 @@ from headway.doctor.page.json_form import diagnosis_json
 from headway.doctor.page.markdown import markdown_page
 from headway.doctor.page.page import make_page
 from headway.doctor.page.terminal import terminal_page
-from headway.errors import ConfigError, InputError
+from headway.errors import InputError
+from headway.report.files import check_writable, write_file
 
 
 class DoctorRun:
@@ -34,8 +35,7 @@ class DoctorRun:
     def __init__(self, form: str, output: Path | None) -> None:
         self._form = form
         self._output = output
-        if output is not None and not output.parent.is_dir():
-            raise ConfigError(f"There is no folder {output.parent} for the page.")
+        check_writable(output, "--output")
 
     def gather(
         self,
@@ -102,8 +102,5 @@ class DoctorRun:
     def _write(self, text: str) -> None:
         if self._output is None:
             click.echo(text, nl=False)
-            return
-        try:
-            self._output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{self._output} cannot be written: {error.strerror}.") from None
+        else:
+            write_file(self._output, text)

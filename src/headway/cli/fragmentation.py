@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     help="Output lengths, without a trace.",
     metavar="SPEC",
 )
-@click.option("--num-prompts", "num_requests", default=1000, show_default=True, metavar="N")
+@click.option("--num-prompts", "num_requests", default=1000, show_default=True, help="Requests, at most.", metavar="N")
 @click.option(
     "--shared-prefix-tokens", default=0, help="Tokens that all prompts begin with, without a trace.", metavar="TOKENS"
 )
@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     "--max-model-len", type=int, help="Default: 8192, or the longest request's power of two.", metavar="TOKENS"
 )
 @click.option("--pool-tokens", type=int, help="Default: room for 16 requests of max_model_len.", metavar="TOKENS")
-@click.option("--block-sizes", default="1,8,16,32,64,128,256", show_default=True, metavar="N,N")
-@click.option("--seed", default=0, show_default=True, metavar="N")
+@click.option(
+    "--block-sizes",
+    default="1,8,16,32,64,128,256",
+    show_default=True,
+    help="Tokens in a block, to compare.",
+    metavar="N,N",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of generated lengths.", metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print the shares as JSON.")
 def fragmentation(**params: Any) -> None:
     """How much of a KV pool holds tokens: reserving contiguously against paging.
@@ -108,9 +114,10 @@ def _measure(requests: list[TraceRequest], pool: int, max_model_len: int, block_
 def _print(results: list[KVUse], num_requests: int, max_model_len: int, pool: int) -> None:
     from headway.cli.console import make_console, print_next
     from headway.report.tables import new_table
+    from headway.report.words import counted
 
     console = make_console()
-    console.print(f"{num_requests:,} requests, max_model_len {max_model_len:,}, pool of {pool:,} tokens")
+    console.print(f"{counted(num_requests, 'request')}, max_model_len {max_model_len:,}, pool of {pool:,} tokens")
     table = new_table()
     for name in (
         "",

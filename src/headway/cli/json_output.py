@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import click
 from rich.console import Console
 
-from headway.errors import ConfigError
-
-
-def check_json_path(path: str | None) -> None:
-    """Refuse a place for JSON that cannot exist, before a long run and not after it.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    if path not in (None, "-") and not Path(str(path)).parent.is_dir():
-        raise ConfigError(f"There is no folder {Path(str(path)).parent} for the JSON file.")
+from headway.report.files import write_file
 
 
 def write_json(rows: Sequence[Mapping[str, object]], path: str | None, console: Console) -> None:
@@ -30,12 +19,8 @@ def write_json(rows: Sequence[Mapping[str, object]], path: str | None, console: 
     """
     if path is None:
         return
-    text = json.dumps(rows, indent=2, ensure_ascii=False)
+    text = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
     if path == "-":
-        click.echo(text)
-        return
-    try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-    console.print(f"Results written to {path}.")
+        click.echo(text, nl=False)
+    else:
+        console.print(f"Results written to {write_file(path, text)}.")

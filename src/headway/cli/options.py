@@ -34,12 +34,20 @@ class ByteSize(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-class ChoiceOrPython(click.Choice[str]):
-    """One of the choices, or a class in a Python file as FILE.py:CLASS."""
+class PolicyName(click.Choice[str]):
+    """A batching policy of ours, or a class in a Python file as FILE.py:CLASS; the choices are what completes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Files are read later, where what they hold is needed."""
-        return value if ".py" in str(value) else super().convert(value, param, ctx)
+        """The name, once there is such a policy.
+
+        Raises:
+            ConfigError: there is none; the same words wherever a policy is named.
+        """
+        from headway.core.policies import make_policy
+
+        if ctx is None or not ctx.resilient_parsing:
+            make_policy(str(value))
+        return value
 
 
 def flag_name(field: dataclasses.Field[Any]) -> str:
@@ -97,7 +105,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, envvar: str | None) -> Cal
 
 def _click_type(field: dataclasses.Field[Any], base: Any) -> Any:
     if choices := field.metadata.get("choices"):
-        return (ChoiceOrPython if field.metadata.get("or_python") else click.Choice)(choices)
+        return (PolicyName if field.metadata.get("or_python") else click.Choice)(choices)
     return ByteSize() if field.metadata.get("unit") == "bytes" else base
 
 

@@ -29,9 +29,27 @@ _NOT_FITTING = 2
     help="Accelerator, such as h100 or l40s; one for each pipeline rank, by commas, if they differ.",
     metavar="NAME",
 )
-@click.option("--tp", "--tensor-parallel-size", "tensor_parallel_size", default=1, show_default=True, metavar="N")
-@click.option("--pp", "--pipeline-parallel-size", "pipeline_parallel_size", default=1, show_default=True, metavar="N")
-@click.option("--dp", "--data-parallel-size", "data_parallel_size", default=1, show_default=True, metavar="N")
+@click.option(
+    "--tp",
+    "--tensor-parallel-size",
+    "tensor_parallel_size",
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="GPUs that share each layer.",
+)
+@click.option(
+    "--pp",
+    "--pipeline-parallel-size",
+    "pipeline_parallel_size",
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Ranks that the layers are spread over.",
+)
+@click.option(
+    "--dp", "--data-parallel-size", "data_parallel_size", default=1, show_default=True, metavar="N", help="Replicas."
+)
 @click.option("--nnodes", default=1, show_default=True, help="Machines that hold the GPUs.", metavar="N")
 @click.option("--enable-expert-parallel", is_flag=True, help="Spread the experts over all TP and DP ranks.")
 @click.option("--pp-layer-partition", help="Layers of each pipeline rank, such as 16,32.", metavar="N,N")
@@ -47,10 +65,12 @@ _NOT_FITTING = 2
 @click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="Default: the version's.")
 @click.option("--disable-hybrid-kv-cache-manager", is_flag=True, help="Size sliding windows as full attention.")
 @click.option("--kv-cache-memory-bytes", type=ByteSize(), help="Replaces the memory profile.", metavar="SIZE")
-@click.option("--num-gpu-blocks-override", type=int, metavar="N")
+@click.option("--num-gpu-blocks-override", type=int, help="KV blocks, instead of the planned number.", metavar="N")
 @click.option("--model-weights", type=ByteSize(), help="Size of all weights, where it is known.", metavar="SIZE")
 @click.option("--offline", is_flag=True, help="The LLM class instead of `vllm serve`.")
-@click.option("--engine-version", default=REFERENCE_ENGINE_VERSION, show_default=True, metavar="X.Y.Z")
+@click.option(
+    "--engine-version", default=REFERENCE_ENGINE_VERSION, show_default=True, help="vLLM release.", metavar="X.Y.Z"
+)
 @click.option("--hf-config", help="A config.json instead of MODEL; - reads it from stdin.", metavar="FILE")
 @click.option("--trace", type=click.Path(path_type=Path), help="Real lengths, from a trace.", metavar="FILE")
 @click.option("--lengths", help="Real lengths: PROMPT/OUTPUT such as 512/256, or a file.", metavar="SPEC")
@@ -90,7 +110,7 @@ def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
     from headway.planner.advice import at_lengths
     from headway.planner.fixes import find_fixes, find_gains
     from headway.planner.plan import make_plan
-    from headway.planner.report import plan_as_dict, print_plan
+    from headway.planner.report import PlanAnswer, plan_as_dict, print_plan
 
     deployment = _deployment(params)
     planned = make_plan(deployment)
@@ -99,14 +119,15 @@ def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
     stats = _lengths(params)
     lengths = None if stats is None else at_lengths(planned, stats)
     advice = None if stats is None else _advice(deployment, stats, params)
+    answer = PlanAnswer(planned, fixes, no_help, gains, lengths, advice)
     if params["as_json"]:
-        document = plan_as_dict(planned, fixes, no_help, gains, lengths=lengths, advice=advice)
+        document = plan_as_dict(answer)
         if logs:
             document |= {"log": _log_documents(logs, planned), "comparisons": _comparisons(logs)}
         click.echo(json.dumps(document, indent=2))
     else:
         console = make_console()
-        print_plan(console, planned, fixes, no_help, gains, lengths=lengths, advice=advice)
+        print_plan(console, answer)
         if logs:
             _explain(logs, planned, as_json=False)
         if not planned.fits and fixes:

@@ -18,8 +18,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--model", help="Hugging Face folder or GGUF file; default: the bundled model.", metavar="PATH")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("headway-profile"))
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(min=1), help="Timed runs of each shape.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("headway-profile"),
+    show_default=True,
+    help="The folder to write.",
+    metavar="FOLDER",
+)
+@click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1), help="Timed runs of each shape.")
 @options_from(EngineOptions, exclude=("policy",))
 def profile(model: str | None, out: Path, repeats: int, **params: Any) -> None:
     """Time steps of the real model on this machine over a grid of prompts, decodes and contexts.

@@ -16,6 +16,7 @@ from headway.cli.options import options_from, options_of
 from headway.config import EngineConfig, EngineOptions, ServerOptions
 from headway.errors import ConfigError
 from headway.extras import need_extra
+from headway.report.words import counted
 from headway.simulation.options import DeploymentOptions
 
 _NOT_SIMULATION_ONLY = frozenset({"model", "num_gpu_blocks_override", *(field.name for field in fields(EngineOptions))})
@@ -123,7 +124,7 @@ def banner(model_name: str, config: EngineConfig, url: str, needs_key: bool) -> 
         ),
         (
             "scheduler",
-            f"{config.policy}, {limits.max_num_seqs} requests at once, "
+            f"{config.policy}, {counted(limits.max_num_seqs, 'request')} at once, "
             f"{limits.max_num_batched_tokens} tokens a step{_because(config, 'max_num_batched_tokens')}, "
             f"as vLLM {config.engine_version}",
         ),

@@ -17,6 +17,7 @@ from headway.frontends.pacing import PacedClock, PacedInbox
 from headway.frontends.request_stream import ModelLimits
 from headway.frontends.server.lag import LagCollector
 from headway.frontends.server.service import Service, make_service
+from headway.report.words import counted
 from headway.simulation.options import DeploymentOptions, ResolvedDeployment
 from headway.text.stand_in import END_TOKEN_ID, FILLER_TOKEN_ID, StandInTokenizer
 from headway.text.tokenizer import Tokenizer
@@ -49,9 +50,7 @@ def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerO
     config = deployment.config
     tokenizer = _tokenizer(resolved.options.model)
     depth = deployment.depth
-    scheduler = Scheduler(
-        config.scheduler, config.cache, policy=config.policy, engine_version=config.engine_version, max_in_flight=depth
-    )
+    scheduler = Scheduler.of(config, max_in_flight=depth)
     end_id = min(tokenizer.eos_token_ids, default=END_TOKEN_ID)
     executor = SimulatedExecutor(
         deployment.oracle,
@@ -103,8 +102,9 @@ def _banner(resolved: ResolvedDeployment, model_name: str, url: str) -> str:
         ("KV cache", f"{cache.num_blocks} blocks of {cache.block_size} ({config.reasons.get('num_blocks', 'given')})"),
         (
             "scheduler",
-            f"{config.policy}, {limits.max_num_seqs} requests at once, {limits.max_num_batched_tokens} tokens a step, "
-            f"up to {limits.max_model_len} tokens a sequence, as vLLM {config.engine_version}",
+            f"{config.policy}, {counted(limits.max_num_seqs, 'request')} at once, "
+            f"{limits.max_num_batched_tokens} tokens a step, up to {limits.max_model_len} tokens a sequence, "
+            f"as vLLM {config.engine_version}",
         ),
         ("replies", f"end at max_tokens, or after {DEFAULT_OUTPUT_TOKENS} tokens where none is given"),
         ("URL", f"{url} (model {model_name})"),

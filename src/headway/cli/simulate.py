@@ -20,7 +20,9 @@ def simulate(**params: Any) -> None:
     """Run the scheduler under a virtual clock, with step times from a latency oracle, and print one table.
 
     The scheduler is the one that serves, and takes vLLM's flags. Every metric is that of `vllm bench serve`; ± is the
-    oracle's own error on measurements, carried to the metric. The same arguments give the same result.
+    oracle's own error on measurements, carried to the metric. The same arguments give the same result. TTFT is
+    the time to first token, TPOT the time per output token after it, ITL the gap between two tokens, E2EL the time from
+    arrival to the last token.
 
     \b
     Examples:

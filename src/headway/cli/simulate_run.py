@@ -16,6 +16,7 @@ from headway.report.error_bars import error_bars
 from headway.report.simulation_table import SIMULATION_METRICS, prediction_table
 from headway.report.slo import parse_slo
 from headway.report.tables import comparison_table, facts_table, format_number
+from headway.report.words import counted
 from headway.simulation.options import DeploymentOptions, ResolvedDeployment
 from headway.simulation.output_options import OutputOptions
 from headway.simulation.run import Observer, SimulationResult, simulate
@@ -61,8 +62,9 @@ class SimulateRun:
             runs = {self._options.policy: self._simulate_one()}
         self._console.print(self._footer(list(runs.values())))
         write_json([self._row(name, run) for name, run in runs.items()], self._output.json_path, self._console)
-        if self._output.compare_policies or not self._output.follows_requests:
-            flags = "--html report.html --requests-out requests.csv"
+        if not self._output.follows_requests:
+            instead = "instead of --compare-policies " if self._output.compare_policies else ""
+            flags = f"--html report.html --requests-out requests.csv {instead}".rstrip()
             print_next(self._console, f"the same with {flags}", "plots, and why each request took as long as it did")
 
     def _simulate(self, policy: str, observers: Sequence[Observer]) -> Simulated:
@@ -119,7 +121,7 @@ class SimulateRun:
         rows = [
             (
                 "workload",
-                f"{count:,} requests",
+                counted(count, "request"),
                 f"{self._workload.name}: {facts.num_prompt_tokens / count:,.0f} prompt and "
                 f"{facts.num_output_tokens / count:,.0f} output tokens on average; {self._workload.offered(facts)}",
             ),
@@ -148,7 +150,7 @@ class SimulateRun:
         return "never judged on measurements: no error bars" if bar is None else f"± {bar.relative:.0%}, {bar.source}"
 
     def _title(self) -> str:
-        return f"{self._resolved.name}: {self._facts.num_requests:,} requests, {self._workload.name}"
+        return f"{self._resolved.name}: {counted(self._facts.num_requests, 'request')}, {self._workload.name}"
 
     def _subtitle(self) -> str:
         return f"{self._workload.offered(self._facts)} · step times: {self._resolved.deployment.oracle.provenance}"

@@ -75,6 +75,7 @@ def _print_json(result: Validation) -> None:
 def _print_table(results: Sequence[Validation]) -> None:
     from headway.cli.console import make_console, print_next
     from headway.report.tables import new_table
+    from headway.report.words import counted
 
     console = make_console()
     table = new_table()
@@ -89,10 +90,11 @@ def _print_table(results: Sequence[Validation]) -> None:
     console.print(table)
     for result in results:
         fitted = ", ".join(f"{key} {value:.3g}" for key, value in result.fitted.items())
-        how = f"fitted on the first {result.num_fit_requests} requests: {fitted}" if fitted else "nothing fitted"
+        first = counted(result.num_fit_requests, "request")
+        how = f"fitted on the first {first}: {fitted}" if fitted else "nothing fitted"
         console.print(
             f"{result.run.name}: {result.oracle}; {result.num_blocks} KV blocks, {result.blocks_from}; {how}; "
-            f"judged on {len(result.run.requests) - result.num_fit_requests} requests.",
+            f"judged on {counted(len(result.run.requests) - result.num_fit_requests, 'request')}.",
             highlight=False,
         )
     print_next(

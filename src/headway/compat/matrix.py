@@ -1,4 +1,4 @@
-"""The feature x feature table of one version."""
+"""The feature × feature table of one version."""
 
 from __future__ import annotations
 

@@ -83,20 +83,16 @@ class FreeQueue:
         """Add at the tail, in the given order."""
         last = self._tail.previous
         assert last is not None
-        count = 0
-        for block in blocks:
-            last.next = block
-            block.previous = last
-            last = block
-            count += 1
-        self.num_blocks += count
-        last.next, self._tail.previous = self._tail, last
+        self._insert(last, blocks, self._tail)
 
     def prepend(self, blocks: Iterable[Block]) -> None:
         """Add at the head, so that the given order is the order of reuse."""
         first = self._head.next
         assert first is not None
-        last = self._head
+        self._insert(self._head, blocks, first)
+
+    def _insert(self, last: Block, blocks: Iterable[Block], following: Block) -> None:
+        """Put blocks between two neighbours, in the given order."""
         count = 0
         for block in blocks:
             last.next = block
@@ -104,7 +100,7 @@ class FreeQueue:
             last = block
             count += 1
         self.num_blocks += count
-        last.next, first.previous = first, last
+        last.next, following.previous = following, last
 
     def __iter__(self) -> Iterator[Block]:
         block = self._head.next

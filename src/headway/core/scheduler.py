@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from headway.config import CacheConfig, SchedulerConfig
+from headway.config import CacheConfig, EngineConfig, SchedulerConfig
 from headway.core.blocks import Block
 from headway.core.door import Door
 from headway.core.kv_cache import NO_HIT, KVCacheManager, KvUsage, PrefixHit
@@ -105,6 +105,17 @@ class Scheduler:
         self._step_id = 0
         self._is_blocked = False
         """Whether the head of the queue was refused for want of blocks, and none has been freed since."""
+
+    @classmethod
+    def of(cls, config: EngineConfig, *, max_in_flight: int) -> Scheduler:
+        """The scheduler that resolved settings describe."""
+        return cls(
+            config.scheduler,
+            config.cache,
+            policy=config.policy,
+            engine_version=config.engine_version,
+            max_in_flight=max_in_flight,
+        )
 
     # ------------------------------------------------------------------ requests come and go
 

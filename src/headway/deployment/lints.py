@@ -141,12 +141,12 @@ def _gpu_count(effective: Effective) -> Iterator[Lint]:
     if reserved > needed:
         idle = reserved - needed
         message = (
-            f"{reserved} GPUs are reserved but tensor x pipeline x data parallel size is {needed}: {idle} stay idle."
+            f"{reserved} GPUs are reserved but tensor × pipeline × data parallel size is {needed}: {idle} stay idle."
         )
         message += _too_small_cards(effective)
         yield _lint("gpus-idle", "warning", message, effective, "tensor_parallel_size")
     elif reserved < needed:
-        message = f"{needed} GPUs are needed (tensor x pipeline x data parallel size) but {reserved} are reserved."
+        message = f"{needed} GPUs are needed (tensor × pipeline × data parallel size) but {reserved} are reserved."
         yield _lint("gpus-missing", "error", message, effective, "tensor_parallel_size")
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,23 @@ def read_file(path: Path) -> list[Invocation]:
     env = path.with_name(".env")
     variables = read_env_file(_load(env)) if _is_compose_name(path) and env.is_file() else {}
     return read_text(text, path.name, variables=variables, folder=path.parent)
+
+
+def read_deployment(place: str) -> list[Invocation]:
+    """Every vLLM start of a file, or of a command line such as `"vllm serve MODEL --max-num-seqs 64"`.
+
+    Words that are no file are a command line where there are several, or one begins with dashes.
+
+    Raises:
+        InputError: as `read_file`.
+    """
+    is_words = len(place.split()) > 1 or place.startswith("-")
+    with contextlib.suppress(OSError, ValueError):
+        is_words = is_words and not Path(place).is_file()
+    if not is_words:
+        return read_file(Path(place))
+    flags_alone = place.lstrip().startswith("-")
+    return read_text(f"vllm serve {place}" if flags_alone else place, "command.sh")
 
 
 def read_text(
@@ -216,23 +233,21 @@ def _embedded(document: Mapping[Any, Any], depth: int) -> list[Invocation]:
 
 
 def _json(text: str) -> list[Invocation]:
-    try:
-        content = json.loads(text)
-    except RecursionError:
-        raise InputError("The JSON text is nested too deeply to be read.") from None
-    except ValueError as error:
-        raise InputError(f"Not JSON: {error}.") from None
-    return _named(content, "JSON engine arguments", 0)
+    return _arguments(text, "JSON", json.loads)
 
 
 def _toml(text: str) -> list[Invocation]:
+    return _arguments(text, "TOML", tomllib.loads)
+
+
+def _arguments(text: str, language: str, parse: Callable[[str], Any]) -> list[Invocation]:
     try:
-        content = tomllib.loads(text)
+        content = parse(text)
     except RecursionError:
-        raise InputError("The TOML text is nested too deeply to be read.") from None
+        raise InputError(f"The {language} text is nested too deeply to be read.") from None
     except ValueError as error:
-        raise InputError(f"Not TOML: {error}.") from None
-    return _named(content, "TOML engine arguments", 0)
+        raise InputError(f"Not {language}: {error}.") from None
+    return _named(content, f"{language} engine arguments", 0)
 
 
 def _named(content: Any, source: str, depth: int) -> list[Invocation]:

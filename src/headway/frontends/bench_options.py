@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headway.config import BATCHING_POLICIES, option
 from headway.errors import ConfigError
+from headway.report.words import counted
 from headway.workload import (
     Generated,
     SharedPrefix,
@@ -53,7 +54,9 @@ class BenchOptions:
     shared_prefix_tokens: int = option(0, "Generated prompts begin with this many tokens in common.")
     shared_prefix_groups: int = option(1, "Number of different common beginnings.")
     skip_empty: bool = option(False, "Leave out rows of a trace that have zero tokens (failed requests).")
-    slo: str = option("", "Objectives for goodput, such as ttft_ms=2000,itl_ms=200 (also tpot_ms, e2el_ms).")
+    slo: str = option(
+        "", "Objectives for goodput, such as ttft_ms=2000,itl_ms=200 (also tpot_ms, and e2el_ms for whole requests)."
+    )
     seed: int = option(0, "Seed of prompts and generated workloads.")
     json_path: str | None = option(
         None, "Print one JSON object a policy, or write them to this file.", flag="json", bare="-"
@@ -164,4 +167,4 @@ def describe_lengths(requests: Sequence[TraceRequest]) -> str:
     count = len(requests)
     prompt = sum(request.num_prompt_tokens for request in requests) / count
     output = sum(request.num_output_tokens for request in requests) / count
-    return f"{count:,} requests, on average {prompt:,.0f} prompt and {output:,.0f} output tokens"
+    return f"{counted(count, 'request')}, on average {prompt:,.0f} prompt and {output:,.0f} output tokens"

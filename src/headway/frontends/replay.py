@@ -16,6 +16,7 @@ from headway.core.plan import RequestOutput
 from headway.core.request import FinishReason, Request
 from headway.report.slo import RequestRecord, Slo
 from headway.report.summary import ServingStats, Summary
+from headway.report.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -224,14 +225,14 @@ def progress_bar(label: str, num_requests: int, console: Console | None = None) 
 
     console = console or Console(stderr=True)
     if not console.is_terminal:
-        console.print(f"{label}: {num_requests:,} requests …", highlight=False)
+        console.print(f"{label}: {counted(num_requests, 'request')} …", highlight=False)
         told_at = monotonic()
 
         def tell(num_ended: int, num_tokens: int) -> None:
             nonlocal told_at
             if monotonic() - told_at >= _PROGRESS_INTERVAL_S:
                 told_at = monotonic()
-                console.print(f"{label}: {num_ended:,} requests, {num_tokens:,} tokens", highlight=False)
+                console.print(f"{label}: {counted(num_ended, 'request')}, {num_tokens:,} tokens", highlight=False)
 
         yield tell
         console.print(f"{label}: done", highlight=False)

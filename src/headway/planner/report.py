@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -22,16 +22,27 @@ GIB = 2**30
 SCHEMA = "headway.plan/1"
 
 
-def plan_as_dict(
-    plan: Plan,
-    fixes: Sequence[Fix],
-    no_help: Sequence[NoHelp],
-    gains: Sequence[Fix],
-    *,
-    lengths: AtLengths | None = None,
-    advice: BudgetAdvice | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """A plan and what follows from it.
+
+    Args:
+        fixes: single changes that make it fit; `no_help` those that do not. Empty where it fits.
+        gains: single changes that give more KV tokens, where it fits.
+        lengths: the plan at the requests' own lengths, and `advice` the token budget for them, where they are known.
+    """
+
+    plan: Plan
+    fixes: Sequence[Fix]
+    no_help: Sequence[NoHelp]
+    gains: Sequence[Fix]
+    lengths: AtLengths | None = None
+    advice: BudgetAdvice | None = None
+
+
+def plan_as_dict(answer: PlanAnswer) -> dict[str, Any]:
     """The machine-readable plan; keys are stable within a schema version (see docs/planner.md)."""
+    plan, lengths, advice = answer.plan, answer.lengths, answer.advice
     document = {
         **_capacity(plan),
         "terms": [_term(term) for term in plan.terms],
@@ -45,9 +56,9 @@ def plan_as_dict(
             for rank in plan.ranks
         ],
         "settings": _settings(plan),
-        "fixes": [_fix(fix) for fix in fixes],
-        "cannot_help": [asdict(item) for item in no_help],
-        "gains": [_fix(fix) for fix in gains],
+        "fixes": [_fix(fix) for fix in answer.fixes],
+        "cannot_help": [asdict(item) for item in answer.no_help],
+        "gains": [_fix(fix) for fix in answer.gains],
         "next_limit": next_limit(plan) if lengths is None else lengths.limit,
         "warnings": warnings(plan),
     }
@@ -124,26 +135,18 @@ def _fix(fix: Fix) -> dict[str, Any]:
     }
 
 
-def print_plan(
-    console: Console,
-    plan: Plan,
-    fixes: Sequence[Fix],
-    no_help: Sequence[NoHelp],
-    gains: Sequence[Fix],
-    *,
-    lengths: AtLengths | None = None,
-    advice: BudgetAdvice | None = None,
-) -> None:
+def print_plan(console: Console, answer: PlanAnswer) -> None:
     """The plan for people."""
+    plan, advice = answer.plan, answer.advice
     console.print(_headline(plan))
     console.print(_terms_table(plan))
-    console.print(_capacity_table(plan, lengths))
-    if fixes or no_help:
-        console.print(_fixes_table("Changes that make it fit, each alone", fixes))
-        for item in no_help:
+    console.print(_capacity_table(plan, answer.lengths))
+    if answer.fixes or answer.no_help:
+        console.print(_fixes_table("Changes that make it fit, each alone", answer.fixes))
+        for item in answer.no_help:
             console.print(Text(f"  no help: {item.setting}: {item.reason}", style="dim"))
-    elif gains:
-        console.print(_fixes_table("More KV tokens, each alone", gains))
+    elif answer.gains:
+        console.print(_fixes_table("More KV tokens, each alone", answer.gains))
     if advice is not None:
         console.print(budget_table(advice))
         console.print(f"{advice.reason} (step times: {advice.provenance})")
@@ -154,7 +157,7 @@ def print_plan(
 def _headline(plan: Plan) -> Text:
     deployment = plan.deployment
     cards = " + ".join(card.id for card in deployment.rank_accelerators) or deployment.accelerator.id
-    where = f"{deployment.num_gpus} x {cards}, vLLM {deployment.engine_version}"
+    where = f"{deployment.num_gpus} × {cards}, vLLM {deployment.engine_version}"
     length = plan.resolved.max_model_len
     if plan.fits:
         return Text(f"{deployment.model.id} fits on {where}: {plan.kv_cache_tokens.likely:,} KV tokens.", style="bold")

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from headway.errors import ConfigError
+from headway.report.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,10 @@ class RequestStory:
         reason = max(waits)[1] if max(waits)[0] > 0.5 * self.queued_s else "waiting for the step under way"
         causes = [
             (self.queued_s, f"{reason}, {self.num_ahead} ahead"),
-            (self.prefill_s, f"prefilling {self.num_prompt_tokens - self.num_cached_tokens} tokens"),
-            (self.decode_s, f"decoding {max(0, self.num_output_tokens - 1)} tokens"),
+            (self.prefill_s, f"prefilling {counted(self.num_prompt_tokens - self.num_cached_tokens, 'token')}"),
+            (self.decode_s, f"decoding {counted(max(0, self.num_output_tokens - 1), 'token')}"),
             (self.stalled_s, "stalled by other prompts"),
-            (self.preempted_s, f"preempted {self.num_preemptions} times"),
+            (self.preempted_s, f"preempted {counted(self.num_preemptions, 'time')}"),
         ]
         whole = self.e2el_s or 1.0
         told = [(seconds, text) for seconds, text in sorted(causes, reverse=True) if seconds > 0.05 * whole]

@@ -9,10 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from headway.errors import ConfigError
 from headway.report.explain import RequestStory
+from headway.report.files import write_file
 from headway.report.svg import Svg
 from headway.report.tables import format_number
+from headway.report.words import LATENCIES_IN_WORDS
 
 _INK, _SOFT, _RULE, _LINE = "#1f2933", "#616e7c", "#e4e7eb", "#1a936f"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560.0, 210.0, 56.0, 28.0, 36.0
@@ -58,12 +59,7 @@ def write_report(path: str | Path, report: Report) -> Path:
     Raises:
         ConfigError: the file cannot be written.
     """
-    path = Path(path)
-    try:
-        path.write_text(report_html(report), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"The report {path} cannot be written: {error.strerror}.") from None
-    return path
+    return write_file(path, report_html(report))
 
 
 def report_html(report: Report) -> str:
@@ -74,6 +70,7 @@ def report_html(report: Report) -> str:
         f"<style>{_STYLE}</style></head><body>",
         f'<h1>{escape(report.title)}</h1><p class="sub">{escape(report.subtitle)}</p>',
         _table(report.header, report.rows),
+        f'<p class="sub">{escape(LATENCIES_IN_WORDS)}</p>',
         '<h2>Over time, and by request</h2><div class="plots">',
         *(line_plot(series) for series in report.plots if len(series.points) > 1),
         "</div>",

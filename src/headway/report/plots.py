@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
+from headway.report.files import check_writable, write_file
 from headway.report.svg import Svg
 from headway.report.tables import Metric, format_value
 
@@ -40,25 +41,19 @@ def write_comparison_plot(
     Raises:
         ConfigError: the name does not end in .svg, or the file cannot be written.
     """
-    path = check_plot_path(path)
-    try:
-        path.write_text(comparison_svg(results, title=title, subtitle=subtitle, metrics=metrics), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"The plot {path} cannot be written: {error.strerror}.") from None
-    return path
+    return write_file(check_plot_path(path), comparison_svg(results, title=title, subtitle=subtitle, metrics=metrics))
 
 
 def check_plot_path(path: str | Path) -> Path:
     """Refuse a plot file that could not be written, before the run that would fill it.
 
     Raises:
-        ConfigError: the name does not end in .svg, or its folder does not exist.
+        ConfigError: the name does not end in .svg, or no file can be written there.
     """
     path = Path(path)
     if path.suffix.lower() != ".svg":
         raise ConfigError(f"A plot is written as SVG, not {path.name!r}.", hint=f"Try {path.with_suffix('.svg')}.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"There is no folder {path.parent} for the plot.")
+    check_writable(path, "--plot")
     return path
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group
-from rich.text import Text
 
-from headway.report.tables import Metric, format_value, new_table
+from headway.report.tables import Metric, format_value, new_table, titled
+from headway.report.words import LATENCIES_IN_WORDS
 
 SIMULATION_METRICS = (
     Metric("Output tok/s", "output_throughput", better="high"),
@@ -68,7 +68,7 @@ def prediction_table(title: str, summary: Mapping[str, Any], bars: Mapping[str, 
         if value is None or (metric.key in _HIDDEN_ZEROS and not value):
             continue
         table.add_row(metric.label, format_value(value, metric), "", "", "", "", _bar(bars.get(metric.key, 0.0)))
-    return Group(Text(title, style="bold"), table)
+    return titled(title, table, LATENCIES_IN_WORDS)
 
 
 def _bar(relative: float | None) -> str:

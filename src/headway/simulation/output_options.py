@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headway.config import option
 from headway.errors import ConfigError
+from headway.report.files import check_writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,13 +15,15 @@ class OutputOptions:
     """Files that a simulation writes, and what it judges by.
 
     Raises:
-        ConfigError: a file in a folder that does not exist.
+        ConfigError: a file that could not be written.
     """
 
     compare_policies: bool = option(
         False, "Simulate naive, static, continuous and chunked side by side, and --policy if it is another."
     )
-    slo: str = option("", "Objectives for goodput, such as ttft_ms=500,tpot_ms=50 (also itl_ms, e2el_ms).")
+    slo: str = option(
+        "", "Objectives for goodput, such as ttft_ms=500,tpot_ms=50 (also itl_ms, and e2el_ms for whole requests)."
+    )
     json_path: str | None = option(
         None, "Print one JSON object a policy, or write them to this file.", flag="json", bare="-"
     )
@@ -45,21 +48,21 @@ class OutputOptions:
     fast_forward: bool = option(True, "Take like steps together: the same result, sooner.")
 
     def __post_init__(self) -> None:
-        for flag, path in (
+        files = (
             ("--json", self.json_path),
             ("--html", self.html_path),
             ("--perfetto", self.perfetto_path),
             ("--requests-out", self.requests_path),
             ("--metrics-out", self.metrics_path),
             ("--log-out", self.log_path),
-        ):
-            if path not in (None, "-") and not Path(str(path)).absolute().parent.is_dir():
-                raise ConfigError(f"There is no folder {Path(str(path)).parent} for {flag}.")
+        )
+        for flag, path in files:
+            check_writable(path, flag)
         if self.requests_path is not None and Path(self.requests_path).suffix not in (".csv", ".jsonl"):
             raise ConfigError(f"--requests-out writes .csv or .jsonl, not {self.requests_path!r}.")
-
-        if self.compare_policies and self.emits_telemetry:
-            raise ConfigError("--metrics-out and --log-out are of one server.", hint="Leave --compare-policies out.")
+        one_run = [flag for flag, path in files[1:] if path is not None]
+        if self.compare_policies and one_run:
+            raise ConfigError(f"{one_run[0]} shows one policy.", hint="Leave --compare-policies out.")
         if not self.scrape_interval_s > 0:
             raise ConfigError(f"--scrape-interval-s must be positive, not {self.scrape_interval_s:g}.")
 

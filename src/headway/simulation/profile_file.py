@@ -10,6 +10,7 @@ from pathlib import Path
 from headway.errors import ConfigError
 from headway.executors.simulated.calibrated import CalibratedOracle
 from headway.executors.simulated.oracle import ErrorBar, LatencyOracle
+from headway.report.files import write_file
 
 _FORMAT = "headway-profile-1"
 _LEAST_ERROR = 0.03
@@ -73,10 +74,7 @@ class Profile:
         Raises:
             ConfigError: the file cannot be written.
         """
-        try:
-            path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        write_file(path, json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n")
 
 
 def read_profile(path: str | Path) -> Profile:

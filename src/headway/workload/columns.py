@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -36,6 +36,7 @@ REQUEST_ID = ("request_id", "id")
 BLOCK_KEYS = ("block_keys", "hash_ids", "prefix_block16_hashes")
 BLOCK_KEY_TOKENS = ("block_key_tokens",)
 
+_MOST_LISTED = 6
 _MOONCAKE_BLOCK_TOKENS = 512
 _KEY_TOKENS = {"hash_ids": _MOONCAKE_BLOCK_TOKENS, "prefix_block16_hashes": 16}
 
@@ -79,8 +80,8 @@ def find_columns(names: Collection[str], fail: Callable[[str, str | None], Workl
         name = find(*spellings)
         if name is None:
             raise fail(
-                f"no column for {what}; the file has {', '.join(map(repr, names)) or 'none'}.",
-                f"Call it {spellings[0]!r} (also known: {', '.join(spellings[1:])}).",
+                f"no column for {what}; the file has {_listed([repr(name) for name in names])}.",
+                f"Call it {spellings[0]!r} (also known: {_listed(spellings[1:])}).",
             )
         return name
 
@@ -100,6 +101,12 @@ def find_columns(names: Collection[str], fail: Callable[[str, str | None], Workl
         block_key_tokens=find(*BLOCK_KEY_TOKENS),
         fixed_key_tokens=_KEY_TOKENS.get(_normal(block_keys), 0) if block_keys else 0,
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are: a file may have hundreds of columns."""
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "") if names else "none"
 
 
 def _normal(name: str) -> str:

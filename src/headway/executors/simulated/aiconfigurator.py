@@ -17,6 +17,7 @@ from typing import Any
 
 from headway.errors import ConfigError
 from headway.executors.simulated.oracle import DecodePricer, ErrorBar, Part, StepShape, StepTime
+from headway.extras import need_extra
 
 _SYSTEMS = {
     "H100-SXM5-80GB": "h100_sxm",
@@ -133,13 +134,10 @@ def _compile(setup: AicSetup) -> Any:
         raise ConfigError(
             f"aiconfigurator has no vLLM data for {setup.gpu}.", hint=f"It has: {', '.join(_SYSTEMS)}. Use roofline."
         )
-    try:
-        sdk = import_module("aiconfigurator_core.sdk")
-    except ImportError:
-        raise ConfigError(
-            "The aiconfigurator oracle needs the extra headway[aic], which is not installed.",
-            hint="pip install 'headway[aic]' (Python 3.11 to 3.13, no Windows), or use --latency roofline.",
-        ) from None
+    need_extra(
+        "aic", "--latency aiconfigurator", instead="(Python 3.11 to 3.13, no Windows). --latency roofline does without."
+    )
+    sdk = import_module("aiconfigurator_core.sdk")
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     options: dict[str, Any] = {"gemm_quant_mode": "fp8"} if setup.quantization == "fp8" else {}
     try:

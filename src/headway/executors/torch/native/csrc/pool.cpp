@@ -39,12 +39,12 @@ Pool::~Pool() {
 
 void Pool::start(Function function, const void* context, int num_items) {
   const uint32_t job_id = present_.load(std::memory_order_relaxed) + 1;
-  // No claim can succeed between here and the new job: all items of the last one are taken.
+  // No claim can succeed between here and the new job: the last one has no item left.
   job_.function.store(function, std::memory_order_relaxed);
   job_.context.store(context, std::memory_order_relaxed);
   job_.num_items.store(num_items, std::memory_order_relaxed);
   num_done_.store(0, std::memory_order_relaxed);
-  next_.store(static_cast<uint64_t>(job_id) << 32, std::memory_order_release);
+  next_.store(static_cast<uint64_t>(job_id) << 32 | static_cast<uint32_t>(num_items), std::memory_order_release);
   present_.store(job_id, std::memory_order_seq_cst);
   if (num_asleep_.load(std::memory_order_seq_cst) > 0) present_.notify_all();
   work(job_id);
@@ -61,14 +61,14 @@ bool Pool::work(uint32_t job_id) {
   uint64_t ticket = next_.load(std::memory_order_acquire);
   while (true) {
     if (static_cast<uint32_t>(ticket >> 32) != job_id) return any;
+    const int num_left = static_cast<int>(ticket & 0xFFFFFFFFu);
+    if (num_left == 0) return any;
     const Function function = job_.function.load(std::memory_order_relaxed);
     const void* context = job_.context.load(std::memory_order_relaxed);
     const int num_items = job_.num_items.load(std::memory_order_relaxed);
-    const int item = static_cast<int>(ticket & 0xFFFFFFFFu);
-    if (item >= num_items) return any;
     // What was read above belongs to this job if the claim succeeds, and is thrown away if it does not.
-    if (!next_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-    function(context, item);
+    if (!next_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    function(context, num_items - num_left);
     num_done_.fetch_add(1, std::memory_order_release);
     any = true;
     ticket = next_.load(std::memory_order_acquire);

@@ -47,8 +47,10 @@ class Pool {
   void live();
   static thread_local int worker_;
 
-  // The present job's number in the upper half, the next item to claim in the lower. A claim succeeds only while its
-  // job is the present one, and a job stays that until its claimed items are done.
+  // The present job's number in the upper half, how many of its items nobody has claimed in the lower. A claim can only
+  // succeed while its job is the present one and has such an item; and as long as it has, the caller waits in `start`,
+  // and nothing that the claim's thread has read of the job can have changed. Were the number of items kept apart, a
+  // thread that is late could find that of the next job beside the last ticket of this one, and claim what never was.
   alignas(64) std::atomic<uint64_t> next_{0};
   alignas(64) std::atomic<int> num_done_{0};
   alignas(64) std::atomic<uint32_t> present_{0};

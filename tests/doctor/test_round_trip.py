@@ -86,13 +86,19 @@ def test_the_first_fix_removes_the_fault(name: str, folder: Folder) -> None:
     assert fault.kind in fix.addresses, fix
     after = before.server.with_fix(fix).observe()
     assert improvement(fault, before, after) <= fault.improves, fix
-    if fault.is_gone:
-        findings = find_bottlenecks(planted_evidence(name, after, folder()))
-        assert fault.kind not in sure(findings.bottlenecks), findings.bottlenecks
+    findings = find_bottlenecks(planted_evidence(name, after, folder()))
+    assert fault.kind not in sure(findings.bottlenecks), findings.bottlenecks
     foretold = fault.foretold or fault.metric
     for effect in fix.predicted:
         if effect.metric == foretold and effect.before:
             assert (effect.after > effect.before) == foretold.endswith("throughput"), "the direction is foretold"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pool_too_small", "pool_set_by_hand", "full_at_the_door", "one_long_hog"])
+def test_blocks_that_run_out_are_no_load_too_high_while_memory_is_left(name: str, folder: Folder) -> None:
+    findings = find_bottlenecks(planted_evidence(name, observed(name), folder()))
+    assert not findings.has("offered_load_too_high"), findings.bottlenecks
 
 
 def improvement(fault: Planted, before: Observed, after: Observed) -> float:

@@ -331,3 +331,78 @@ def test_a_warning_of_preemption_alone_does_not_halve_seats_that_nobody_chose(tm
 def test_a_measured_gain_is_advised_whether_or_not_the_flags_are_known() -> None:
     figures = {"tok_s": {"eager+mtp": 8.8, "graph+mtp": 9.2, "eager": 11.1, "graph": 11.5}}
     assert "speculative_config" in _from_figures(figures, gpu="gb10")[1]
+
+
+def test_a_change_that_is_named_in_words_beside_the_gauges_before_and_after_it() -> None:
+    figures = {"before": {"gen_tps": 350, "running": 8}, "after": {"gen_tps": 180, "running": 8}}
+    deployment = """vllm serve m --speculative-config '{"method":"mtp","num_speculative_tokens":3}'"""
+    for words in ("--speculative-config mtp", "enabled MTP with 3 drafts"):
+        assert _from_figures({**figures, "change": words}, deployment) == (
+            "spec_decode_overhead",
+            ["speculative_config"],
+        )
+    kind, settings = _from_figures({**figures, "change": "structured outputs"}, deployment)
+    assert kind != "spec_decode_overhead" and settings == []
+
+
+def test_a_single_stream_at_the_speed_of_its_weights_reads_them_for_each_token() -> None:
+    deployment = "vllm serve mistral-7b"
+    assert _from_figures({"concurrency": 1, "tok_s": 55}, deployment, gpu="rtx-4090")[0] == "hbm_bound"
+    assert _from_figures({"concurrency": 1, "tok_s": 12}, deployment, gpu="rtx-4090")[0] is None
+
+
+def test_eager_execution_far_below_the_device_is_suspected_and_not_more() -> None:
+    figures = {"isl": 4096, "osl": 1024, "concurrency": 64, "output_throughput": 200}
+    for flag, expected in (("--enforce-eager", ["enforce_eager"]), ("", [])):
+        evidence = gather(
+            f"vllm serve microsoft/Phi-4-mini-instruct {flag}", observed=[json.dumps(figures)], gpu="a100-80gb"
+        )
+        findings = find_bottlenecks(evidence)
+        found = findings.get("cpu_launch_bound")
+        assert (found is not None) == bool(expected)
+        assert found is None or (found.confidence == "weak" and found.discriminate)
+
+
+def test_requests_that_are_all_sent_at_once_wait_for_seats() -> None:
+    figures = {"request_rate": "inf", "num_prompts": 100, "isl": 200, "osl": 90, "mean_ttft_ms": 52000}
+    kind, settings = _from_figures(figures, "vllm serve llama-2-7b --max-num-seqs 4", gpu="a100-80gb")
+    assert (kind, settings[0]) == ("waiting_queue_stall", "max_num_seqs")
+    assert _from_figures({**figures, "request_rate": 1.0}, "vllm serve llama-2-7b --max-num-seqs 4")[0] != kind
+
+
+def test_a_table_by_run_and_then_by_load() -> None:
+    rates = {"mtp": {"np=1": 22.1, "np=4": 26.4}, "none": {"np=1": 11.1, "np=4": 34.1}}
+    loads = gather(None, observed=[json.dumps({"tok_s": rates})]).loads
+    told = [
+        (load.concurrency, load.settings["speculative_config"], load.measured["output_throughput"]) for load in loads
+    ]
+    assert set(told) == {
+        (1, "mtp", 22.1), (4, "mtp", 26.4), (1, None, 11.1), (4, None, 34.1),
+    }  # fmt: skip
+
+
+def test_bare_numbers_by_run_take_the_unit_beside_them() -> None:
+    figures = {
+        "single_stream": {"mtp k=2": 43.7, "baseline": 61.2},
+        "c8": {"mtp k=2": 143.8, "baseline": 163.2},
+        "unit": "tok/s",
+    }
+    assert _from_figures(figures)[0] == "spec_decode_overhead"
+
+
+@pytest.mark.parametrize("length", [1024, 4096, 32768])
+def test_a_limit_on_outputs_is_below_what_they_reach(length: int) -> None:
+    seen = samples([1] * 400, kv=0.2, generation=140.0, prompt=0.0)
+    _, fixes = judged(effective=flags(f"m --max-model-len {length}", gpu=None), samples=seen)
+    capped = [fix for fix in fixes if fix.setting == "max_tokens"]
+    assert capped and capped[0].to_value <= min(4096, length / 2)
+
+
+def test_a_huge_request_that_came_with_its_prompt_is_not_told_to_say_less() -> None:
+    """77 % is held before it generates; the usage hardly grows while it does. The other one fills as it speaks."""
+    by_prompt = samples([1] * 6, 14, [0.765 + 0.002 * i for i in range(6)], 5.4, 0.0)
+    by_output = samples([1] * 6, 14, [0.35 + 0.1 * i for i in range(6)], 140.0, 0.0)
+    _, fixes = judged(samples=by_prompt)
+    assert "max_tokens" not in [fix.setting for fix in fixes]
+    found, fixes = judged(samples=by_output)
+    assert found.first == "kv_starvation" and fixes[0].setting == "max_tokens"

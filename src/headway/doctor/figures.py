@@ -15,6 +15,9 @@ from headway.doctor.in_effect import InEffect, in_effect
 from headway.evidence.engine import EngineSample, EngineTotals, Histogram
 from headway.evidence.load import LoadResult
 
+_SAME_INSTANT_S = 1e-6
+"""Closer instants are one: a slope over less means nothing, and may be beyond any number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trend:
@@ -79,11 +82,11 @@ class Series:
         )
 
     def trend(self, name: str) -> Trend | None:
-        """How a gauge moves; None with fewer than two instants."""
+        """How a gauge moves; None with fewer than two instants that differ."""
         points = self.points(name)
         mean_at, mean_value = _mean(at for at, _ in points), _mean(value for _, value in points)
         spread = sum((at - mean_at) ** 2 for at, _ in points)
-        if spread <= 0:
+        if spread <= _SAME_INSTANT_S**2:
             return None
         per_s = sum((at - mean_at) * (value - mean_value) for at, value in points) / spread
         total = sum((value - mean_value) ** 2 for _, value in points)

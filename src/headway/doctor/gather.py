@@ -17,7 +17,7 @@ from headway.evidence.load import LoadResult
 from headway.evidence.load_words import load_of_words
 from headway.evidence.observed import read_observed
 from headway.evidence.run_rows import Run
-from headway.evidence.run_variants import with_named_variants
+from headway.evidence.run_variants import with_changes, with_named_variants
 from headway.evidence.scrapes import Metrics, MetricsFold, read_metrics
 from headway.evidence.server_log import read_server_log
 from headway.planner.startup_log import StartupLog, read_startup_logs
@@ -83,6 +83,7 @@ def gather(
     found.unusable += subject.notes
     if subject.words is not None:
         found.loads = _with_words(with_named_variants(found.loads, subject.words), load_of_words(subject.words))
+    found.loads = with_changes(found.loads, found.stated)
     plan, notes = plan_of(subject.effective, found.facts)
     return Evidence(
         effective=subject.effective,

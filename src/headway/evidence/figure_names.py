@@ -154,7 +154,7 @@ _STATS = {
     "maximum": "max", "min": "min", "minimum": "min", "std": "std",
 }  # fmt: skip
 _FILLERS = frozenset(
-    ("about", "approx", "approximately", "order", "observed", "measured", "the", "roughly", "excl", "1st")
+    ("about", "approx", "approximately", "order", "observed", "measured", "the", "roughly", "excl", "1st", "aggregate")
 )
 _PERCENT = frozenset(("pct", "percent", "percentage"))
 """vLLM's `perc` is none: it is a share."""

@@ -103,7 +103,7 @@ class Group:
     def runs(self, base: Run, notes: list[str]) -> list[LoadResult]:
         """Runs that tell something, with the base's load; notes get units that had to be guessed."""
         own = self.run
-        if not self.is_sample and "generation_tokens_per_s" in self.rates:
+        if (not self.is_sample or self._is_labelled(base)) and "generation_tokens_per_s" in self.rates:
             own.measured.setdefault(RUN_RATES["generation_tokens_per_s"], self.rates["generation_tokens_per_s"])
         self._spread()
         made = [own] if own.is_told else []
@@ -115,6 +115,15 @@ class Group:
             run.merged(base).result(f"{self.source}, run {index}" if labels else self.source)
             for index, run in enumerate(made, 1)
         ]
+
+    def _is_labelled(self, base: Run) -> bool:
+        """Whether these are the gauges of one of several runs; requests that run are then its load."""
+        running, waiting = self.gauges.get("num_running"), self.gauges.get("num_waiting")
+        if not base.settings or self.series or running is None or running.value < 1:
+            return False
+        if self.run.concurrency is None and base.concurrency is None:
+            self.run.concurrency = running.value + (waiting.value if waiting is not None else 0.0)
+        return True
 
     def _labelled(self, concurrency: int, run: Run) -> Run:
         run.concurrency = float(concurrency)

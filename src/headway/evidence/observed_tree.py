@@ -10,12 +10,13 @@ from typing import Any
 
 from headway.evidence.engine import EngineEvent, EngineFacts, EngineSample, EngineTotals, Histogram
 from headway.evidence.figure_names import Figure, figure_of, percentile_label, words_of
+from headway.evidence.labelled_names import with_tables
 from headway.evidence.load import LoadResult
 from headway.evidence.load_words import load_of_words
 from headway.evidence.observed_group import GAUGES, RATE_FIELDS, Group, instant, is_sample_row, rows_to_samples
 from headway.evidence.observed_words import read_gauges, read_words
 from headway.evidence.quantities import UNITS_MS, Quantity, quantity
-from headway.evidence.run_labels import are_percentiles, are_runs, run_of_label
+from headway.evidence.run_labels import are_percentiles, are_runs, is_load_label, run_of_label
 from headway.evidence.run_rows import Run, is_setting, put_figure, run_of_row, scalar, setting_name, settle_units
 
 _MAX_DEPTH = 12
@@ -80,6 +81,7 @@ class ObservedTree:
         group = Group(source)
         nested: list[tuple[str, Any]] = []
         is_spec = "spec" in path.lower().rsplit(".", 1)[-1]
+        node = with_tables(node)
         for raw, value in list(node.items())[:_MAX_ENTRIES]:
             key = str(raw)[:200]
             if isinstance(value, Mapping | list):
@@ -118,7 +120,14 @@ class ObservedTree:
                     beside = [name for name in names if name != key]
                     own = run_of_label(key, beside, has_rate=run.requests_per_s is not None, speculates=speculates)
                     base = own.merged(base)
-                self._group(value, where, below, base, depth + 1)
+                self._labelled_group(value, where, below, base, depth + 1)
+
+    def _labelled_group(self, node: Mapping[Any, Any], source: str, path: str, base: Run, depth: int) -> None:
+        """A mapping under a label. Gauges alone under one that tells of the load are an engine at that load."""
+        num_loads, num_samples = len(self.loads), len(self.samples)
+        run = self._group(node, source, path, base, depth)
+        if len(self.samples) > num_samples and len(self.loads) == num_loads and is_load_label(path.rsplit(".", 1)[-1]):
+            self.loads.append(run.result(source))
 
     def _scalar(self, group: Group, key: str, value: Any, where: str, is_spec: bool) -> None:
         name = key.strip().lower()
@@ -204,7 +213,7 @@ class ObservedTree:
         amounts = {str(label): quantity(item) for label, item in value.items()}
         told = {label: amount for label, amount in amounts.items() if amount is not None}
         if len(told) < len(amounts):
-            return False
+            return self._nested_table(group, key, value, base)
         if figure.kind == "latency" and are_percentiles(told):
             for label, amount in told.items():
                 metric = figure.key.split("_", 1)[1]
@@ -220,6 +229,21 @@ class ObservedTree:
             if "variant" in named.settings:
                 self.notes.append(f"{self._source}: nothing says what {', '.join(told)} of {key} count.")
             put_figure(group.column(named), key, value.get(label, told[label].value))
+        return True
+
+    def _nested_table(self, group: Group, key: str, value: Mapping[Any, Any], base: Run) -> bool:
+        """A figure by run and then by load, such as `{"none": {"c1": 11, "c4": 34}, "mtp": {…}}`."""
+        inner = {str(label): row for label, row in value.items() if isinstance(row, Mapping) and row}
+        if len(inner) < len(value) or not are_runs(inner) or not all(are_runs(map(str, row)) for row in inner.values()):
+            return False
+        if any(quantity(item) is None for row in inner.values() for item in row.values()):
+            return False
+        has_rate = group.run.requests_per_s is not None or base.requests_per_s is not None
+        for label, row in inner.items():
+            outer = run_of_label(label, [name for name in inner if name != label], has_rate=has_rate)
+            for name, item in row.items():
+                beside = [str(other) for other in row if other != name]
+                put_figure(group.column(run_of_label(str(name), beside, has_rate=has_rate).merged(outer)), key, item)
         return True
 
     def _list(self, items: list[Any], source: str, path: str, base: Run, depth: int) -> None:

@@ -9,7 +9,9 @@ from headway.evidence.figure_names import percentile_label
 from headway.evidence.run_rows import Run, is_setting
 
 _NUMBERED = re.compile(r"([a-zA-Z]+)[ _=-]?(\d+(?:\.\d+)?)")
-_CONCURRENCY = frozenset(("c", "p", "n", "conc", "concurrency", "users", "parallel", "bs", "clients", "streams", "x"))
+_CONCURRENCY = frozenset(
+    ("c", "p", "n", "np", "conc", "concurrency", "users", "parallel", "bs", "clients", "streams", "x")
+)
 _PROMPT = frozenset(("pp", "isl", "in", "input", "prompt"))
 _OUTPUT = frozenset(("osl", "out", "output", "tg", "gen"))
 _RATE = frozenset(("rate", "rps", "qps"))
@@ -27,28 +29,35 @@ _FEATURES: dict[str, tuple[str, object]] = {
     "spec": ("speculative_config", "on"),
     "speculation": ("speculative_config", "on"),
     "speculative": ("speculative_config", "on"),
+    "dflash": ("speculative_config", "dflash"),
+    "suffix": ("speculative_config", "suffix"),
     "nospec": ("speculative_config", None),
     "chunked": ("enable_chunked_prefill", True),
     "unchunked": ("enable_chunked_prefill", False),
     "apc": ("enable_prefix_caching", True),
     "prefix": ("enable_prefix_caching", True),
+    "tp": ("tensor_parallel_size", "on"),
 }
 _SPECULATES = frozenset(("spec", "speculation", "speculative"))
 """They say less than the method's name beside them."""
 _SWITCHES = {"with": True, "on": True, "enabled": True, "true": True,
              "without": False, "off": False, "disabled": False, "false": False}  # fmt: skip
 _ABSENT: dict[str, object] = {"speculative_config": None, "enable_chunked_prefill": False,
-                              "enable_prefix_caching": False, "enforce_eager": False}  # fmt: skip
+                              "enable_prefix_caching": False, "enforce_eager": False,
+                              "tensor_parallel_size": 1}  # fmt: skip
 """What a label without the feature means, where labels beside it name it."""
 _PLAIN = frozenset(("base", "baseline", "default", "none", "off", "plain", "normal", "vanilla", "original", "standard"))
 _NOT = frozenset(("no", "without", "wo", "w/o", "non", "not", "disable", "disabled", "minus"))
 _FILLERS = frozenset((
     "with", "w", "and", "enable", "enabled", "use", "using", "on", "enforce", "mode", "cuda", "decode", "decoding",
-    "prefill", "draft", "caching", "cache", "model",
+    "prefill", "draft", "caching", "cache", "model", "full", "piecewise", "only", "capture", "captured",
 ))  # fmt: skip
 _SIZE = re.compile(r"(?:k|n|x|len|tokens?)?[=:]?\d+")
 """How many draft tokens, beside a feature's name."""
 _PARALLEL = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size"}
+_SINGLE = frozenset(("single stream", "single user", "single request", "sequential", "one by one"))
+"""Labels of a client that sends one request at a time."""
+_GPUS = re.compile(r"(?:(\d{1,3})|(single|one))[ x_-]*(?:gpus?|cards?)", re.IGNORECASE)
 _SIZED = re.compile(r"(?:--)?([a-zA-Z][a-zA-Z_ -]*?)[_ =:-]*(\d+(?:\.\d+)?)")
 """A setting and its value, such as `max_num_seqs_32` or `tp2`."""
 
@@ -68,11 +77,18 @@ def are_runs(labels: Iterable[str], *, speculates: bool = False) -> bool:
     return bool(names) and (switches or all(_is_run(name) for name in names))
 
 
+def is_load_label(label: str) -> bool:
+    """Whether a label tells of the load: `osl100`, `c4`."""
+    match = _NUMBERED.fullmatch(label)
+    return match is not None and match[1].lower() in _CONCURRENCY | _PROMPT | _OUTPUT | _RATE
+
+
 def _is_run(label: str) -> bool:
     if re.fullmatch(r"\d+(?:\.\d+)?", label):
         return True
-    match = _NUMBERED.fullmatch(label)
-    if match is not None and match[1].lower() in _CONCURRENCY | _PROMPT | _OUTPUT | _RATE:
+    if is_load_label(label):
+        return True
+    if label.replace("_", " ").lower() in _SINGLE:
         return True
     return _setting_of(label) is not None or _features_of(label) is not None
 
@@ -104,6 +120,8 @@ def run_of_label(label: str, beside: Sequence[str], *, has_rate: bool, speculate
             else "requests_per_s"
         )
         setattr(run, field, value)
+    elif label.replace("_", " ").lower() in _SINGLE:
+        run.concurrency = 1.0
     elif speculates and label.lower() in _SWITCHES:
         run.settings["speculative_config"] = "on" if _SWITCHES[label.lower()] else None
     elif (sized := _setting_of(label)) is not None:
@@ -146,8 +164,28 @@ def _features_of(label: str) -> dict[str, object] | None:
     return settings if has_meaning and not is_denied else None
 
 
+def feature_change(text: str) -> tuple[dict[str, object], dict[str, object]] | None:
+    """Settings (after, before) of a change that a sentence names by one feature: `enabled MTP`, `no eager mode`."""
+    settings: dict[str, object] = {}
+    is_denied = False
+    for word in _words(text):
+        if word in _NOT or word in ("removed", "dropped"):
+            is_denied = True
+        elif word in _FEATURES:
+            name, value = _FEATURES[word]
+            settings.setdefault(name, _ABSENT[name] if is_denied else value)
+    if len(settings) != 1:
+        return None
+    name, value = next(iter(settings.items()))
+    other = _ABSENT[name] if value != _ABSENT[name] else "on" if name == "speculative_config" else True
+    return {name: value}, {name: other}
+
+
 def _setting_of(label: str) -> tuple[str, float] | None:
     """A scheduler's setting that a label gives a value."""
+    count = _GPUS.fullmatch(label.strip())
+    if count is not None:
+        return "tensor_parallel_size", int(count[1] or 1)
     match = _SIZED.fullmatch(label.strip())
     if match is None:
         return None
@@ -160,5 +198,5 @@ def _setting_of(label: str) -> tuple[str, float] | None:
 
 def _words(label: str) -> list[str]:
     text = re.sub(r"(?<![a-z])w/o(?![a-z])", "without ", label.lower())
-    text = re.sub(r"\b(mtp|eagle|ngram|medusa)[-_ ]?(\d+)\b", r"\1 \2", re.sub(r"n-gram", "ngram", text))
+    text = re.sub(r"\b(mtp|eagle|ngram|medusa|dflash)[-_ ]?(\d+)\b", r"\1 \2", re.sub(r"n-gram", "ngram", text))
     return [word for word in re.split(r"[+_\s,/&()\[\]-]+", text.replace("eagle 3", "eagle3")) if word]

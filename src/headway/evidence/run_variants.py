@@ -6,13 +6,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from headway.evidence.figure_names import words_of
 from headway.evidence.load import LoadResult
-from headway.evidence.run_rows import scalar
+from headway.evidence.run_labels import feature_change
+from headway.evidence.run_rows import scalar, setting_name
 
 _VALUE = r"[\w.]+"
 _ALTERNATIVES = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE}(?:\s?\|\s?{_VALUE})+)")
 _CHANGE = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE})\s*(?:->|→|=>)\s*({_VALUE})")
 _NEW = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE})\s*\((?:new|added)\)")
+_FLAG = re.compile(r"--([a-zA-Z][\w-]*)(?:[ =](?!-)([\w.]+))?")
+_CHANGE_WORDS = frozenset(("change", "changed", "changes", "diff", "difference", "modification", "added", "fix"))
 _BEFORE = frozenset(("before", "old", "baseline", "base"))
 _AFTER = frozenset(("after", "new"))
 
@@ -29,8 +33,36 @@ def with_named_variants(loads: Iterable[LoadResult], words: str) -> list[LoadRes
     return [_renamed(run, named) for run in runs]
 
 
+def changed_settings(stated: Mapping[str, float | str]) -> dict[str, Mapping[str, object]]:
+    """Settings by variant, from figures that name what changed between before and after: a flag, or a feature."""
+    after: dict[str, object] = {}
+    before: dict[str, object] = {}
+    for name, text in stated.items():
+        if not isinstance(text, str) or not _CHANGE_WORDS & set(words_of(name)):
+            continue
+        named = _changes(text)
+        if named:
+            return named
+        for flag, value in _FLAG.findall(text):
+            setting = setting_name(flag.removeprefix("no-"))
+            after[setting] = scalar(value) if value else not flag.startswith("no-")
+            before[setting] = None
+        if not after:
+            after, before = feature_change(text) or ({}, {})
+    if not after:
+        return {}
+    found: dict[str, Mapping[str, object]] = dict.fromkeys(_BEFORE, before)
+    return found | dict.fromkeys(_AFTER, after)
+
+
+def with_changes(loads: Iterable[LoadResult], stated: Mapping[str, float | str]) -> list[LoadResult]:
+    """Runs before and after get the settings that are said to have changed between them."""
+    named = changed_settings(stated)
+    return [_renamed(run, named) for run in loads]
+
+
 def _renamed(run: LoadResult, named: Mapping[str, Mapping[str, object]]) -> LoadResult:
-    settings = named.get(str(run.settings.get("variant")))
+    settings = named.get(str(run.settings.get("variant")), named.get(str(run.settings.get("variant")).lower()))
     if settings is None:
         return run
     others = {name: value for name, value in run.settings.items() if name != "variant"}

@@ -11,7 +11,7 @@ from headway.executors.simulated.oracle import DecodePricer, ErrorBar, LatencyOr
 from headway.simulation.options import DeploymentOptions
 from headway.simulation.server_log import log_prefix, startup_lines
 from headway.status_log import StatusFigures, status_line
-from tests.doctor.planted.server import Load, Server, evenly, poisson, together
+from tests.doctor.planted.server import Load, Server, evenly, poisson, sharing, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,6 @@ class Planted:
     Args:
         metric: the summary key that the fault spoils.
         improves: what share of it is left at most, or by what share it grows at least, once the first fix is made.
-        is_gone: whether the doctor then no longer names the fault; else it is only less.
         foretold: the predicted key that must get better; default: `metric`. Requests that wait for ever are in no
             latency, so that theirs cannot be foretold.
         bounds: the operator's objectives.
@@ -31,7 +30,6 @@ class Planted:
     kind: BottleneckKind
     metric: str = "p99_ttft_ms"
     improves: float = 0.5
-    is_gone: bool = True
     foretold: str = ""
     bounds: Mapping[str, float] = field(default_factory=dict)
     goal: str = "latency"
@@ -110,7 +108,14 @@ FAULTS: dict[str, Planted] = {
         ),
         "kv_starvation",
         metric="p50_ttft_ms",
-        is_gone=False,
+    ),
+    "pool_set_by_hand": Planted(
+        Server(_llama("h100", num_gpu_blocks_override=2500), Load(poisson(5, 80, (600, 1400), (300, 900)))),
+        "kv_starvation",
+    ),
+    "full_at_the_door": Planted(
+        Server(_llama(gpu_memory_utilization=0.5), Load(poisson(0.45, 200, (9000, 11_000), (250, 350)))),
+        "kv_starvation",
     ),
     "too_few_seats": Planted(
         Server(_llama("h100", max_num_seqs=8), Load(poisson(6, 60, (300, 700), (200, 400)))), "waiting_queue_stall"
@@ -175,10 +180,39 @@ FAULTS: dict[str, Planted] = {
         metric="mean_itl_ms",
     ),
     "client_too_slow": Planted(
-        Server(_llama("h100"), Load(evenly(200, 0, 500, 300), concurrency=4)),
+        Server(_llama("h100"), Load(evenly(1200, 0, 500, 300), concurrency=4), scrape_interval_s=2.0),
         "client_bound",
         metric="output_throughput",
-        is_gone=False,
+        goal="throughput",
+    ),
+    "prompts_computed_again": Planted(
+        Server(
+            _llama(enable_prefix_caching=False),
+            Load(sharing(poisson(2.2, 100, (5500, 6500), (20, 40)), 5120)),
+        ),
+        "prefill_compute_bound",
+    ),
+    "split_over_slow_links": Planted(
+        Server(
+            _llama(tensor_parallel_size=4, max_model_len=8192, max_num_batched_tokens=8192),
+            Load(poisson(4, 60, (5500, 6500), (20, 40))),
+        ),
+        "prefill_compute_bound",
+    ),
+    "drafts_at_a_large_batch": Planted(
+        Server(
+            _llama("h100", speculative_config='{"method": "ngram", "num_speculative_tokens": 5}', acceptance_rate=0.3),
+            Load(poisson(25, 30, (300, 700), (300, 500))),
+        ),
+        "spec_decode_overhead",
+        metric="mean_tpot_ms",
+        improves=0.9,
+    ),
+    "small_budget_offline": Planted(
+        Server(_llama("h100", max_num_batched_tokens=256), Load(evenly(600, 0, 2000, 50), concurrency=200)),
+        "chunk_missized",
+        metric="output_throughput",
+        improves=0.8,
         goal="throughput",
     ),
     "nobody_says_stop": Planted(

@@ -60,6 +60,11 @@ def evenly(count: int, every_s: float, prompt: int, output: int, *, start_s: flo
     return [TraceRequest(start_s + i * every_s, prompt, output) for i in range(count)]
 
 
+def sharing(requests: Iterable[TraceRequest], num_tokens: int) -> list[TraceRequest]:
+    """Requests whose prompts all begin with the same tokens, as those behind one system prompt do."""
+    return [replace(request, block_keys=("shared",), block_key_tokens=num_tokens) for request in requests]
+
+
 def together(*parts: Iterable[TraceRequest]) -> list[TraceRequest]:
     """Several streams merged by arrival."""
     return sorted((request for part in parts for request in part), key=lambda request: request.arrival_s)
@@ -134,9 +139,14 @@ class Server:
         return self.changed(fix.setting, fix.to_value)
 
     def changed(self, setting: str, value: Any) -> Server:
-        """The same for a setting by name."""
+        """The same for a setting by name. Fewer GPUs to a replica leave the others to further replicas."""
         if setting == "replicas":
             return replace(self, options=replace(self.options, data_parallel_size=int(value)))
+        size = self.options.tensor_parallel_size
+        if setting == "tensor_parallel_size" and int(value) < size:
+            freed = self.options.data_parallel_size * size // int(value)
+            changed = replace(self.options, tensor_parallel_size=int(value), data_parallel_size=freed)
+            return replace(self, options=changed)
         if setting == "request_rate":
             return replace(self, load=self._at_rate(float(value)))
         if setting == "max_tokens":

@@ -15,9 +15,10 @@ from headway.doctor.fixes.release_check import Refusal, refusal
 from headway.doctor.fixes.values import OUTSIDE_SETTINGS, exists
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, case_of
+from headway.doctor.rules.communication import fruitless_splits, is_fruitless
 from headway.doctor.rules.healthy import no_effect_settings
 from headway.doctor.rules.speculation import is_on
-from headway.doctor.rules.sweep import Effect, setting_effects
+from headway.doctor.rules.sweep import Effect, at_most_load, setting_effects
 from headway.doctor.sglang_flags import SGLANG_NAMES
 from headway.evidence.run_rows import is_setting
 
@@ -137,17 +138,28 @@ def _without_repeats(fixes: Iterable[Fix]) -> list[Fix]:
 def measured_fixes(case: Case) -> list[Fix]:
     """Changes whose effect was measured in runs that differ in one setting, the largest gain first."""
     best: dict[str, tuple[float, Effect, Any, Any]] = {}
-    for effect in setting_effects(case.evidence):
+    for effect in at_most_load(setting_effects(case.evidence)):
         if len(effect.names) != 1 or not is_setting(effect.names[0]):
             continue
         name = effect.names[0]
         better, worse = (effect.after, effect.before) if effect.relative < 0 else (effect.before, effect.after)
         gain = 1 - min(effect.cost_after, effect.cost_before) / max(effect.cost_after, effect.cost_before)
-        if name == "max_num_seqs" and not effect.metric.endswith("throughput"):
+        if is_fruitless(case, effect):
+            continue  # see `_measured_splits`
+        if name == "max_num_seqs" and not effect.is_rate:
             continue  # a smaller batch has shorter steps whatever it costs: one latency alone does not tell
         if gain >= limits.NO_CHANGE and (name not in best or gain > best[name][0]):
             best[name] = (gain, effect, worse[name], better[name])
-    return [_measured_fix(case, *item) for item in sorted(best.values(), key=lambda item: -item[0])]
+    found = [_measured_fix(case, *item) for item in sorted(best.values(), key=lambda item: -item[0])]
+    return [*found, *_measured_splits(case)]
+
+
+def _measured_splits(case: Case) -> Iterator[Fix]:
+    """Fewer GPUs to a replica, where more of them were measured to gain little or to cost."""
+    for split in sorted(fruitless_splits(case), key=lambda split: split.few)[:1]:
+        reason = f"Measured: {split.many} GPUs are {split.speed:.2f} times as fast as {split.few}."
+        note = "measured, not simulated"
+        yield Fix(split.setting, split.many, split.few, reason, ("decode_compute_bound",), note=note)
 
 
 def _measured_fix(case: Case, gain: float, effect: Effect, worse: Any, better: Any) -> Fix:
@@ -155,8 +167,7 @@ def _measured_fix(case: Case, gain: float, effect: Effect, worse: Any, better: A
     high, low = max(effect.cost_before, effect.cost_after), min(effect.cost_before, effect.cost_after)
     if name.startswith("speculat") and not is_on(better):
         name, better = "speculative_config", None
-    is_rate = effect.metric.endswith("throughput")
-    before, after = (1 / high, 1 / low) if is_rate else (high, low)
+    before, after = (1 / high, 1 / low) if effect.is_rate else (high, low)
     predicted = Predicted(effect.metric, before, after, None, None)
     kinds: tuple[BottleneckKind, ...] = ()
     if name == "speculative_config":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headway.doctor.diagnosis import BottleneckKind, Fix, MustNot
-from headway.doctor.fixes.memory import HIGHEST_UTILIZATION
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, Findings, amount, percent
 
@@ -102,7 +101,7 @@ def _already_on(case: Case) -> Iterator[MustNot]:
 
 def _exhausted(case: Case) -> Iterator[MustNot]:
     share = case.settings.gpu_memory_utilization
-    if share is not None and share >= HIGHEST_UTILIZATION - 0.005:
+    if share is not None and share >= limits.HIGHEST_UTILIZATION - 0.005:
         yield MustNot(
             "gpu_memory_utilization", f"{share:g} is its ceiling: the rest is for CUDA graphs and the context."
         )

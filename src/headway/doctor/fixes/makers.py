@@ -7,8 +7,6 @@ from math import ceil
 
 from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Fix
 from headway.doctor.fixes.memory import (
-    cap_tokens,
-    change,
     fp8_cache,
     more_gpus,
     more_replicas,
@@ -17,17 +15,20 @@ from headway.doctor.fixes.memory import (
     starved,
     too_little_memory,
 )
+from headway.doctor.fixes.outputs import cap_tokens
 from headway.doctor.fixes.values import (
+    change,
     chunk_below,
     kv_gain_words,
     least_budget,
     round_down,
     round_up,
-    trial,
 )
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case, amount, percent
+from headway.doctor.rules.communication import fewer_gpus
 from headway.doctor.rules.load import demand_of
+from headway.doctor.rules.pool import trial
 from headway.doctor.rules.seats import seat_gain
 
 _MOST_LORA_SLOTS = 64
@@ -194,9 +195,13 @@ def _prefill(case: Case, found: Bottleneck) -> Iterator[Fix]:
             reason,
             kind,
         )
+    is_communication = found.figures.get("communication") is True
+    if is_communication:
+        yield from _fewer_gpus(case, found)
     reason = "Prefill is arithmetic: only more of it helps, and no setting of the scheduler makes any."
     yield from more_replicas(case, kind, reason)
-    yield from more_gpus(case, kind, "Each prompt is computed by twice the GPUs.")
+    if not is_communication:
+        yield from more_gpus(case, kind, "Each prompt is computed by twice the GPUs.")
     yield from _lower_rate(case, kind)
     yield from smaller_weights(case, kind)
 
@@ -228,10 +233,27 @@ def _long_prompts(case: Case, found: Bottleneck) -> Iterator[Fix]:
 
 
 def _decode(case: Case, found: Bottleneck) -> Iterator[Fix]:
+    if found.figures.get("communication") is True:
+        yield from _fewer_gpus(case, found)
+        return
     yield from _smaller_batch(case, found)
     yield from smaller_weights(case, found.kind)
     yield from more_gpus(case, found.kind, "Each GPU computes its part of every step.")
     yield from more_replicas(case, found.kind, "Fewer requests share each replica's arithmetic.")
+
+
+def _fewer_gpus(case: Case, found: Bottleneck) -> Iterator[Fix]:
+    """What the GPUs spend on all-reduces they keep if fewer of them split a layer."""
+    size, smaller = case.settings.tensor_parallel_size, fewer_gpus(case)
+    to = smaller.tensor_parallel_size if smaller is not None else size // 2
+    if size < 2:
+        return
+    replicas = size // to * case.settings.data_parallel_size
+    reason = (
+        f"The same GPUs as {replicas} replicas (data_parallel_size {replicas}): all-reduces join fewer GPUs or none."
+    )
+    side = "Each replica has its own copy of the weights, so that less memory is left for KV blocks."
+    yield change("tensor_parallel_size", size, to, reason, found.kind, side)
 
 
 def _smaller_batch(case: Case, found: Bottleneck) -> Iterator[Fix]:
@@ -278,7 +300,8 @@ def _lora(case: Case, found: Bottleneck) -> Iterator[Fix]:
 
 
 def _runaway(case: Case, found: Bottleneck) -> Iterator[Fix]:
-    yield from cap_tokens(case, found.kind)
+    by_length = "finished_by_length" in found.figures
+    yield from cap_tokens(case, found.kind, case.figures.load.mean_output_tokens if by_length else None)
 
 
 def _offered(case: Case, found: Bottleneck) -> Iterator[Fix]:
@@ -293,11 +316,14 @@ def _offered(case: Case, found: Bottleneck) -> Iterator[Fix]:
 def _client(case: Case, found: Bottleneck) -> Iterator[Fix]:
     load, seats = case.figures.load, case.settings.max_num_seqs
     now = load.concurrency or round(case.figures.mean("num_running") or 1)
+    inside, wanted = found.figures.get("in_engine"), found.figures.get("streams_wanted")
+    to = round(wanted) if isinstance(wanted, float) else max(2 * now, min(seats or 64, 64))
+    if isinstance(inside, float):
+        now, to = round(inside), now  # those that the client means to keep open
     reason = (
         "The engine waits for its clients. Keep so many requests open at once, stream, reuse connections, run the "
         "client on another machine; check proxies for a limit on connections."
     )
-    to = max(2 * now, min(seats or 64, 64))
     yield change("client", now, to, reason, found.kind)
 
 

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from headway.doctor.diagnosis import Bottleneck, BottleneckKind, Fix
-from headway.doctor.fixes.values import (
-    kv_gain_words,
-    least_budget,
-    round_down,
-    trial,
-)
+from headway.doctor.fixes.outputs import cap_tokens
+from headway.doctor.fixes.values import change, kv_gain_words, least_budget, round_down
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import Case
 from headway.doctor.rules.load import demand_of
+from headway.doctor.rules.pool import highest_utilization, trial
 from headway.planner.fixes import find_fixes
 
 _POOL_SETTINGS = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 """Either replaces what the engine measures; the first outranks the second."""
-HIGHEST_UTILIZATION = 0.95
-"""Above it CUDA graphs and fragmentation have no room."""
 USUAL_UTILIZATION = 0.90
-_SHARED_UTILIZATION = 0.85
-"""Highest where the GPU's memory is the host's too."""
-_CAPPED_OUTPUT = 4096
 _UTILIZATION_GAINS = 2.0
 """A request so many times longer than what fits: the last hundredths of the card's memory do not make up for it."""
-
-
-def change(setting: str, old: Any, new: Any, reason: str, kind: BottleneckKind, *side_effects: str) -> Fix:
-    """A fix for one bottleneck; empty side effects are left out."""
-    return Fix(setting, old, new, reason, (kind,), side_effects=tuple(text for text in side_effects if text))
 
 
 # ---------------------------------------------------------------- more blocks
 
 
-def raise_utilization(case: Case, kind: BottleneckKind, highest: float = HIGHEST_UTILIZATION) -> Iterator[Fix]:
+def raise_utilization(case: Case, kind: BottleneckKind, highest: float = limits.HIGHEST_UTILIZATION) -> Iterator[Fix]:
     """More of the card for KV blocks, up to what leaves room for the rest; or more of what sets the pool's size."""
     settings = case.settings
     for setting in _POOL_SETTINGS:
@@ -46,8 +32,7 @@ def raise_utilization(case: Case, kind: BottleneckKind, highest: float = HIGHEST
             yield from _larger_pool(case, kind, setting, given)
             return
     now = settings.gpu_memory_utilization
-    if settings.accelerator is not None and settings.accelerator.is_integrated:
-        highest = min(highest, _SHARED_UTILIZATION)
+    highest = min(highest, highest_utilization(case))
     if now is not None and now >= highest - 0.005:
         return
     gain = kv_gain_words(case, gpu_memory_utilization=highest)
@@ -110,22 +95,11 @@ def more_replicas(case: Case, kind: BottleneckKind, reason: str, count: int | No
     yield change("replicas", now, to, reason, kind, f"{to / now:g} times the GPUs.")
 
 
-def cap_tokens(case: Case, kind: BottleneckKind) -> Iterator[Fix]:
-    """A limit on outputs, from the client or as the server's default."""
-    pool = case.settings.kv_tokens
-    to = min(_CAPPED_OUTPUT, round_down(pool / 8, 256)) if pool and pool >= 2048 else _CAPPED_OUTPUT
-    reason = "Requests without max_tokens may generate up to max_model_len, and hold their blocks all the while."
-    yield change("max_tokens", None, to, reason, kind, "Longer answers are cut.")
-    wanted = {"max_new_tokens": to}
-    reason = "The same as a default for every client that sends none."
-    yield change("override_generation_config", None, wanted, reason, kind, "Longer answers are cut.")
-
-
 def starved(case: Case, found: Bottleneck) -> Iterator[Fix]:
+    """More room, or fewer and shorter requests in it; for one huge request by what made it huge."""
     kind = found.kind
-    if "not_deadlock" in found.figures:
-        yield from _hog(case, found)
-    elif found.discriminate:
+    is_hog = "not_deadlock" in found.figures
+    if found.figures.get("by_output") is True or (found.discriminate and not is_hog):
         yield from cap_tokens(case, kind)
     if any(
         name in found.figures
@@ -135,14 +109,15 @@ def starved(case: Case, found: Bottleneck) -> Iterator[Fix]:
     yield from raise_utilization(case, kind)
     yield from _smaller_budget_for_kv(case, kind)
     yield from fp8_cache(case, kind)
+    if is_hog:
+        yield from _no_hogs(case, found)
     yield from more_gpus(case, kind, "Weights are split, so that each GPU has more room for KV blocks.")
     yield from more_replicas(case, kind, "Fewer requests on each replica's blocks.")
 
 
-def _hog(case: Case, found: Bottleneck) -> Iterator[Fix]:
-    pool = found.figures.get("kv_tokens_about")
-    yield from cap_tokens(case, found.kind)
-    length = case.settings.max_model_len
+def _no_hogs(case: Case, found: Bottleneck) -> Iterator[Fix]:
+    """A shorter longest request, which turns the huge one away."""
+    pool, length = found.figures.get("kv_tokens_about"), case.settings.max_model_len
     if isinstance(pool, float) and pool >= 2048 and (length is None or length > pool / 2):
         to = round_down(pool / 2, 256)
         reason = "No request may then own more than half of the pool."

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from headway.catalog.flags import flags_of
+from headway.doctor.diagnosis import BottleneckKind, Fix
 from headway.doctor.in_effect import InEffect
 from headway.doctor.rules.base import Case
+from headway.doctor.rules.pool import trial
 from headway.doctor.sglang_flags import SGLANG_NAMES
-from headway.errors import HeadwayError
-from headway.planner import Plan, make_plan
 
 OUTSIDE_SETTINGS = frozenset(("replicas", "client", "request_rate", "max_tokens"))
 """Changes that are no flag of the engine."""
@@ -41,16 +40,6 @@ def least_budget(settings: InEffect) -> int:
     return (settings.max_num_seqs or 1) * (1 + settings.num_speculative_tokens)
 
 
-def trial(case: Case, **changes: Any) -> Plan | None:
-    """The plan with some of its deployment's fields changed; None where there is no plan or it cannot be."""
-    if case.evidence.plan is None:
-        return None
-    try:
-        return make_plan(replace(case.evidence.plan.deployment, **changes))
-    except (HeadwayError, TypeError):
-        return None
-
-
 def kv_gain_words(case: Case, **changes: Any) -> str:
     """What a change does to the KV cache by the plan, for a sentence; empty where there is no plan."""
     plan, changed = case.evidence.plan, trial(case, **changes)
@@ -69,3 +58,8 @@ def exists(settings: InEffect, name: str) -> bool:
     if settings.is_sglang:
         return name in SGLANG_NAMES
     return settings.version is None or name in flags_of(settings.version)
+
+
+def change(setting: str, old: Any, new: Any, reason: str, kind: BottleneckKind, *side_effects: str) -> Fix:
+    """A fix for one bottleneck; empty side effects are left out."""
+    return Fix(setting, old, new, reason, (kind,), side_effects=tuple(text for text in side_effects if text))

@@ -9,6 +9,7 @@ from headway.doctor.evidence import Evidence
 from headway.doctor.rules import (
     chunk,
     client,
+    communication,
     decode,
     healthy,
     kv_held,
@@ -42,6 +43,7 @@ _RULES: tuple[Rule, ...] = (
     prefill.judge,
     long_prompts.judge,
     decode.judge,
+    communication.judge,
     load.judge,
     speculation.judge,
     launch.judge,

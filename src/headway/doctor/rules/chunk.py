@@ -8,7 +8,9 @@ from headway.doctor.diagnosis import Confidence
 from headway.doctor.figures import Series
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent, span
+from headway.doctor.rules.missing import BUDGET
 from headway.doctor.rules.prefill import WAITED_TTFT_S, measured_prefill_tokens_per_s, slowed_without_prompts
+from headway.evidence.engine import EngineSample
 from headway.evidence.figure_names import words_of
 
 _MANY_STEPS = 16
@@ -29,7 +31,7 @@ class ChunkStep:
 
 def judge(case: Case) -> Ruling:
     """Too large, too small, or large for nothing."""
-    for rule in (_whole_prompts, _too_large, _too_small, _wasteful):
+    for rule in (_whole_prompts, _too_large, _too_small, _wasteful, _behind_prompts):
         ruling = rule(case)
         if ruling.bottleneck is not None:
             return ruling
@@ -278,3 +280,49 @@ def _wasteful(case: Case) -> Ruling:
     return found(
         "chunk_missized", "medium", texts, refuted, {"direction": "down", "max_num_batched_tokens": float(budget)}
     )
+
+
+# ---------------------------------------------------------------- budget unknown
+
+
+def _behind_prompts(case: Case) -> Ruling:
+    """The same requests run for a while and get hardly a token, while prompts are computed; nothing waits."""
+    settings = case.settings
+    is_known = settings.max_num_batched_tokens is not None and not settings.is_default("max_num_batched_tokens")
+    if is_known or (case.queue is not None and case.queue.is_lasting):
+        return NOTHING
+    output = case.figures.load.mean_output_tokens
+    if output is not None and output <= limits.PURE_PREFILL_OUTPUT_TOKENS:
+        return NOTHING
+    for series in case.figures.series:
+        slow = series.where(tuple(_is_slowed(sample) for sample in series.samples))
+        running = slow.values("num_running")
+        if len(slow.samples) < limits.QUEUE_LEAST_SAMPLES or slow.duration_s < limits.STALL_LEAST_S:
+            continue
+        if max(running) != min(running) or not slow.highest("prompt_tokens_per_s"):
+            continue
+        each = (slow.mean("generation_tokens_per_s") or 0.0) / running[0]
+        usual = max(
+            ((one.generation_tokens_per_s or 0.0) / one.num_running for one in series.samples if one.num_running),
+            default=0.0,
+        )
+        if usual < max(1.0, limits.STALL_RATIO * each):
+            continue
+        text = (
+            f"For {span(slow.duration_s)} the same {amount(running[0])} requests get {each:.2f} tokens/s each, not "
+            f"{usual:.1f} as at other times, while {amount(slow.mean('prompt_tokens_per_s') or 0.0)} prompt tokens/s "
+            "are computed: they decode behind chunks of prompts, or their answers are a few tokens long."
+        )
+        discriminate = (
+            "chunks: with a smaller max_num_batched_tokens decodes go on beside the prompts",
+            "prefill: requests of a few output tokens spend their time there whatever the chunk",
+        )
+        refuted = ["Gaps as long in intervals without any prefill."]
+        return found("chunk_missized", "weak", [text], refuted, {"direction": "down"}, discriminate, (BUDGET,))
+    return NOTHING
+
+
+def _is_slowed(sample: EngineSample) -> bool:
+    """Several run, and hardly a token a second comes out for each."""
+    running, rate = sample.num_running or 0.0, sample.generation_tokens_per_s
+    return running >= 2 and rate is not None and rate < running

@@ -11,6 +11,8 @@ from headway.doctor.rules.physics import is_fast_card
 _ARRIVED_SHARE = 0.7
 """A benchmark's start and end lower its rate by less than the rest."""
 _AT_ONCE_S = 1.0
+_NEARLY_ALL = 0.95
+"""Share of the highest throughput from which further requests at once only make steps longer."""
 _REFUTED = [
     "Requests that wait in the engine while the client measures.",
     "num_requests_running near the client's concurrency throughout.",
@@ -34,7 +36,7 @@ def _missing_requests(case: Case) -> Ruling:
     if concurrency is None or running is None or concurrency < 4:
         return NOTHING
     inside = running + (case.figures.mean("num_waiting") or 0.0)
-    if inside >= limits.CLIENT_SHARE * concurrency:
+    if inside > limits.CLIENT_SHARE * concurrency:
         return NOTHING
     text = (
         f"The client keeps {concurrency} requests open, but only {amount(inside)} are in the engine on average: the "
@@ -118,10 +120,41 @@ def _too_few_streams(case: Case) -> Ruling:
     waiting, kv = case.figures.highest("num_waiting"), case.figures.highest("kv_usage")
     if not case.wants_throughput or not running or not seats or lowest is None or waiting is None or waiting > 0:
         return NOTHING
-    if running > seats / 2 or (kv is not None and kv > limits.CLIENT_SHARE):
+    enough = enough_streams(case)
+    if enough is None and (running > seats / 2 or (kv is not None and kv > limits.CLIENT_SHARE)):
+        return NOTHING
+    if enough is not None and (rate_of(case, enough) or 0.0) < limits.WORTHWHILE_GAIN * (rate_of(case, running) or 1.0):
         return NOTHING
     text = (
         f"At most {amount(running)} of {seats} seats are ever taken and nothing waits"
         f"{f', with KV usage at most {percent(kv)}' if kv is not None else ''}: the client does not send more at once."
     )
-    return found("client_bound", "medium", [text], _REFUTED, {"num_running": running})
+    texts, figures = [text], {"num_running": running}
+    if enough is not None:
+        gain = (rate_of(case, enough) or 0.0) / (rate_of(case, running) or 1.0)
+        texts.append(f"By physics {enough} requests at once give {gain:.1f} times the throughput; more add little.")
+        figures |= {"streams_wanted": float(enough), "throughput_gain_by_physics": gain}
+    return found("client_bound", "medium", texts, _REFUTED, figures)
+
+
+def rate_of(case: Case, streams: float) -> float | None:
+    """Generated tokens a second with so many requests at once, by physics."""
+    load, budget = case.figures.load, case.settings.max_num_batched_tokens or 8192
+    if case.physics is None or load.mean_prompt_tokens is None or not load.mean_output_tokens:
+        return None
+    count = max(1, round(streams))
+    prompt = load.mean_computed_prompt_tokens or 0.0
+    return case.physics.output_tokens_per_s(count, prompt, load.mean_output_tokens, max(budget, 2 * count))
+
+
+def enough_streams(case: Case) -> int | None:
+    """Requests at once that reach nearly the most throughput that seats and blocks allow; None where it is unknown."""
+    load, seats, pool = case.figures.load, case.settings.max_num_seqs, case.settings.kv_tokens
+    if seats is None or not pool or rate_of(case, 1) is None:
+        return None
+    held = pool / ((load.mean_prompt_tokens or 0.0) + (load.mean_output_tokens or 0.0))
+    most = max(1, min(seats, int(limits.KV_TIGHT * held)))
+    best, count = rate_of(case, most) or 0.0, 1
+    while count < most and (rate_of(case, count) or 0.0) < _NEARLY_ALL * best:
+        count *= 2
+    return min(count, most)

@@ -12,6 +12,8 @@ from headway.doctor.rules.physics import bandwidth_floor_s
 from headway.doctor.rules.sweep import find_plateau, mean_effects
 
 _TPOT = ("mean_tpot_ms", "p50_tpot_ms", "mean_itl_ms", "p50_itl_ms", "median_itl_ms")
+_PLAUSIBLE = 1.2
+"""Rate over that of the floor, above which the model or the card is not the one that is thought of."""
 _FEW = 4
 """Requests in a batch up to which reading the weights rules any device."""
 
@@ -27,7 +29,7 @@ class Floor:
 
 def judge(case: Case) -> Ruling:
     """Whether decoding is slow because the device is at its floor. Only asked where something is wrong with it."""
-    for rule in (_from_sweep, _from_step_time):
+    for rule in (_from_sweep, _from_step_time, _single_stream):
         ruling = rule(case)
         if ruling.bottleneck is not None:
             return ruling
@@ -108,6 +110,26 @@ def _from_step_time(case: Case) -> Ruling:
         "share_of_floor": share,
     }
     return found(kind, "strong", texts, _REFUTED, figures)
+
+
+def _single_stream(case: Case) -> Ruling:
+    """All that is told is the rate of a single stream, and that is what reading the weights allows."""
+    loads = case.evidence.loads
+    if len(loads) != 1 or loads[0].concurrency != 1 or case.figures.series or _step_is_told(case):
+        return NOTHING
+    rate, floor = loads[0].measured.get("output_throughput"), floor_of(case, 1.0)
+    if not rate or floor is None or floor.seconds * rate < limits.AT_FLOOR or floor.seconds * rate > _PLAUSIBLE:
+        return NOTHING
+    text = (
+        f"A single stream gets {amount(rate)} tokens/s, {1e3 / rate:.1f} ms each; the floor is "
+        f"{1e3 * floor.seconds:.1f} ms: {floor.words}. More requests at once share the same reads: the total grows."
+    )
+    figures: dict[str, float | str | bool] = {"floor_ms": 1e3 * floor.seconds, "share_of_floor": floor.seconds * rate}
+    return found("hbm_bound", "medium", [text], _REFUTED, figures, (), (RUNNING,))
+
+
+def _step_is_told(case: Case) -> bool:
+    return case.figures.value(*_TPOT, "mean_ttft_ms", "p50_ttft_ms", "mean_e2el_ms") is not None
 
 
 _REFUTED = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headway.doctor.diagnosis import Confidence
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent, span
+from headway.doctor.rules.communication import GPU_COUNTS
 from headway.doctor.rules.sweep import mean_effects, parallel_efficiency, setting_effects, sweeps
 
 
@@ -131,7 +132,7 @@ def no_effect_settings(case: Case) -> tuple[str, ...]:
     for effect in setting_effects(case.evidence):
         groups.setdefault(effect.names, []).append(abs(effect.relative))
     together = {name for names, sizes in groups.items() if len(names) > 1 and max(sizes) < _NOISE for name in names}
-    idle = alone | together
+    idle = (alone | together) - GPU_COUNTS  # GPUs that change nothing are not left as they are
     if _UNNAMED in idle:
         idle = (idle - {_UNNAMED}) | (case.settings.written & _SCHEDULING)
     return tuple(sorted(idle))

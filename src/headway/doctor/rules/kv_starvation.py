@@ -13,6 +13,8 @@ from headway.doctor.rules.sweep import latency_of
 
 _RANK: dict[Confidence, int] = {"strong": 0, "medium": 1, "weak": 2}
 _GAPS = ("mean_tpot_ms", "median_tpot_ms", "p50_tpot_ms", "mean_itl_ms", "median_itl_ms", "p50_itl_ms")
+_BY_OUTPUT = 0.5
+"""Share of what a huge request holds that it was seen to generate, from which a limit on outputs would have helped."""
 _CLIFF = 2.0
 """Times per token grow at most in proportion to the batch; twice that is no batch's doing."""
 LEAK_OR_RUNAWAY = (
@@ -162,18 +164,33 @@ def _hog(case: Case) -> _Facet | None:
     if not rate or rate < limits.STALL_TOKENS_PER_S:
         return None
     pool = pool_tokens_from_slope(queue.series) or case.settings.kv_tokens
+    grown = _generated_share(queue.series)
     texts = [
         f"{amount(running)} running request holds {percent(kv)} of the KV cache; {amount(queue.num_waiting)} wait, and "
         f"the first of them needs more than the {percent(1 - kv)} that is free.",
         f"It is slow, not deadlocked: {amount(rate)} tokens/s still flow.",
     ]
-    figures: dict[str, float | str | bool] = {"not_deadlock": True}
+    figures: dict[str, float | str | bool] = {"not_deadlock": True, "by_output": grown >= _BY_OUTPUT}
+    if grown < _BY_OUTPUT:
+        texts.append("Little of that was generated while it was watched: it is its prompt that is long.")
     if pool is not None:
         figures |= {"kv_tokens_about": float(pool), "running_context_tokens_about": kv * pool}
         texts.append(
             f"The pool holds about {amount(pool)} tokens, and the running context is about {amount(kv * pool)} tokens."
         )
     return _Facet("strong", tuple(texts), figures)
+
+
+def _generated_share(series: Series) -> float:
+    """Part of what is held at the end that the same requests took while they generated, and no prompt was computed."""
+    taken = 0.0
+    for before, after in pairwise(series.samples):
+        if before.kv_usage is None or after.kv_usage is None or before.num_running != after.num_running:
+            continue
+        if (after.prompt_tokens_per_s or 0.0) < limits.STALL_PROMPT_TOKENS_PER_S:
+            taken += max(0.0, after.kv_usage - before.kv_usage)
+    last = series.last("kv_usage") or 0.0
+    return taken / last if last > 0 else 0.0
 
 
 def pool_tokens_from_slope(series: Series) -> float | None:

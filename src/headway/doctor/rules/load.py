@@ -8,6 +8,7 @@ from math import ceil
 from headway.doctor.diagnosis import Confidence
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, found, percent
+from headway.doctor.rules.pool import largest_pool_tokens
 from headway.doctor.rules.prefill import WAITED_TTFT_S, measured_prefill_tokens_per_s, offered_prefill_tokens_per_s
 
 _REPLICA_TARGET = 0.85
@@ -95,14 +96,18 @@ def _may_wait(case: Case) -> bool:
 
 
 def best_gain(case: Case) -> float | None:
-    """Throughput at the largest batch that the blocks could hold over that of the present one, by physics."""
+    """Throughput at the largest batch that blocks could hold over that of the present one, by physics.
+
+    Blocks in all the memory that flags can give them: a pool too small is no load too high.
+    """
     load, physics, settings = case.figures.load, case.physics, case.settings
     running = case.queue.num_running if case.queue is not None else case.figures.mean("num_running")
     if physics is None or not running or load.mean_prompt_tokens is None or not load.mean_output_tokens:
         return None
     running = max(1.0, running)
     prompt, output = load.mean_computed_prompt_tokens or 0.0, load.mean_output_tokens
-    held = settings.kv_tokens / (load.mean_prompt_tokens + output) if settings.kv_tokens else _MOST_SEATS
+    pool = largest_pool_tokens(case)
+    held = pool / (load.mean_prompt_tokens + output) if pool else _MOST_SEATS
     most = max(running, min(float(_MOST_SEATS), 2.5 * held))
     budget = settings.max_num_batched_tokens or 8192
     now = physics.output_tokens_per_s(round(running), prompt, output, max(budget, 2 * round(running)))

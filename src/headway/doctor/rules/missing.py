@@ -25,6 +25,11 @@ PROMPT_THROUGHPUT = Missing(
     "Whether prefill is at its plateau: waiting with seats and blocks free is then prefill-bound.",
     "Avg prompt throughput: in the engine's log, or the rate of vllm:prompt_tokens_total; with it the prompt length.",
 )
+BUDGET = Missing(
+    "max_num_batched_tokens",
+    "How long a step with a full chunk takes, and with it the gap between tokens while prompts are computed.",
+    "The flag, or the engine's start-up log: Chunked prefill is enabled with max_num_batched_tokens=….",
+)
 TTFT = Missing(
     "ttft",
     "Mean and P99 time to first token: whether users wait before the first token at all.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.catalog.accelerators import Accelerator
 from headway.catalog.dtypes import dtype_bytes
@@ -54,6 +54,17 @@ class Physics:
         total = sum(part.seconds for part in parts)
         return sum(part.seconds for part in parts if part.name in ("launches", "host", "layers")) / total
 
+    def decode_parts(self, num_running: int, context_tokens: float) -> dict[str, float]:
+        """Seconds of a decode step by part: `linear`, `all_reduce`, `host`, …"""
+        return self._parts(decode_shape(num_running, round(num_running * context_tokens)))
+
+    def prefill_parts(self, budget: int) -> dict[str, float]:
+        """Seconds of a step with a full chunk and nothing else."""
+        return self._parts(StepShape((Chunk(budget, 0),), 0, 0, 0, 0))
+
+    def _parts(self, shape: StepShape) -> dict[str, float]:
+        return {part.name: part.seconds for part in self.oracle.explain(shape)}
+
     def output_tokens_per_s(self, num_running: int, prompt_tokens: float, output_tokens: float, budget: int) -> float:
         """Generated tokens a second in the steady state of so many running requests, prompts included.
 
@@ -90,6 +101,14 @@ def physics_of(evidence: Evidence, figures: Figures) -> Physics | None:
     except (ConfigError, ArithmeticError):
         return None
     return physics
+
+
+def split_over(physics: Physics, tensor_parallel_size: int) -> Physics | None:
+    """The physics of the same deployment with its layers split over another number of GPUs; None where it cannot be."""
+    try:
+        return Physics(RooflineOracle(replace(physics.oracle.setup, tensor_parallel_size=tensor_parallel_size)))
+    except (ConfigError, ArithmeticError, ValueError):
+        return None
 
 
 def _quantization(evidence: Evidence) -> str | None:

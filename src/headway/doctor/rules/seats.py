@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from headway.doctor.diagnosis import Confidence
-from headway.doctor.figures import expected_kv_usage
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent
 from headway.doctor.rules.missing import RUNNING
 from headway.doctor.rules.queueing import Queue
 from headway.doctor.rules.standstill import may_be_adapters
 from headway.doctor.rules.sweep import Plateau, find_plateau
+from headway.evidence.figure_names import words_of
 
 _LEAST_DEFAULT = 128
 """No release of vLLM takes fewer seats by itself."""
@@ -143,15 +143,34 @@ def _from_sweep(case: Case, plateau: Plateau) -> Ruling:
 
 def _arithmetic(case: Case) -> Ruling:
     """No gauges: the client keeps more requests open than there are seats, and the blocks would hold them."""
-    concurrency, seats = case.figures.load.concurrency, case.settings.max_num_seqs
+    concurrency, seats = case.figures.load.concurrency or _at_once(case), case.settings.max_num_seqs
     if concurrency is None or seats is None or case.settings.is_sglang:
         return NOTHING
     if concurrency <= seats:
         reason = f"{concurrency} concurrent requests fit max_num_seqs {seats}."
         return Ruling(ruled_out={"waiting_queue_stall": reason, "max_num_seqs": reason})
-    usage = expected_kv_usage(case.figures)
-    if usage is not None and usage * seats / concurrency > limits.KV_TIGHT:
+    usage = _usage_of(case, seats)
+    if usage is not None and usage > limits.KV_TIGHT:
         return NOTHING
     text = f"The client keeps {concurrency} requests open; max_num_seqs is {seats}, so that {concurrency - seats} wait."
     confidence: Confidence = "medium" if usage is not None else "weak"
     return found("waiting_queue_stall", confidence, [text], _REFUTED, {"max_num_seqs": float(seats)}, (), (RUNNING,))
+
+
+def _usage_of(case: Case, seats: int) -> float | None:
+    """KV usage of so many requests of the load, each at its full length; None where it is not known."""
+    load, settings = case.figures.load, case.settings
+    pool = settings.kv_tokens or settings.max_model_len
+    if pool is None or load.mean_prompt_tokens is None or load.mean_output_tokens is None:
+        return None
+    return seats * (load.mean_prompt_tokens + load.mean_output_tokens) / pool
+
+
+def _at_once(case: Case) -> int | None:
+    """Requests of a benchmark that is said to send all of them at once."""
+    load = case.figures.load
+    is_infinite = any(
+        isinstance(value, str) and value.strip().lower() in ("inf", "infinity") and "rate" in words_of(name)
+        for name, value in case.evidence.stated.items()
+    )
+    return load.num_requests if is_infinite and load.requests_per_s is None else None

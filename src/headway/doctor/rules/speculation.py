@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.doctor.diagnosis import Confidence
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, amount, found, percent
-from headway.doctor.rules.sweep import setting_effects
+from headway.doctor.rules.sweep import at_most_load, setting_effects
 from headway.evidence.engine import EngineSample
 
 _NAMES = frozenset(("speculative_config", "speculative_model", "num_speculative_tokens", "speculation"))
@@ -35,10 +35,17 @@ def is_on(value: object) -> bool:
 
 def _from_runs(case: Case) -> Ruling:
     """Runs that differ in speculation alone."""
+    pairs = [
+        effect
+        for effect in setting_effects(case.evidence)
+        if len(effect.names) == 1
+        and effect.names[0] in _NAMES
+        and effect.is_of_decoding
+        and is_on(effect.after[effect.names[0]]) != is_on(effect.before[effect.names[0]])
+    ]
     changes = [
         (effect.relative if is_on(effect.after[effect.names[0]]) else 1 / (1 + effect.relative) - 1, effect.metric)
-        for effect in setting_effects(case.evidence)
-        if len(effect.names) == 1 and effect.names[0] in _NAMES
+        for effect in at_most_load(pairs)
     ]
     if not changes:
         return NOTHING

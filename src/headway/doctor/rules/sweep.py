@@ -114,7 +114,8 @@ def parallel_efficiency(runs: Sequence[LoadResult]) -> dict[int, float]:
 class Effect:
     """What changing one setting (or several together) did, measured: the cost before and after.
 
-    `metric` is a latency, or a throughput turned over (seconds a token), so that less is always better.
+    `metric` is a latency, or a throughput turned over (seconds a token), so that less is always better. The time to
+    first token and the rate of prompts stand in where nothing is told of decoding.
     """
 
     names: tuple[str, ...]
@@ -123,6 +124,17 @@ class Effect:
     metric: str
     cost_before: float
     cost_after: float
+    concurrency: int | None = None
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether the cost is a rate turned over."""
+        return self.metric.endswith(("throughput", "_per_s"))
+
+    @property
+    def is_of_decoding(self) -> bool:
+        """Whether it tells anything of more than prompts."""
+        return self.metric not in (*_TTFT, "prompt_tokens_per_s")
 
     @property
     def relative(self) -> float:
@@ -138,7 +150,13 @@ def _cost(load: LoadResult) -> tuple[str, float] | None:
         if load.measured.get(key):
             return key, load.measured[key]
     rate = throughput_of(load)
-    return ("output_throughput", 1.0 / rate) if rate else None
+    if rate:
+        return "output_throughput", 1.0 / rate
+    for key in _TTFT:
+        if load.measured.get(key):
+            return key, load.measured[key]
+    rate = load.measured.get("prompt_tokens_per_s")
+    return ("prompt_tokens_per_s", 1.0 / rate) if rate else None
 
 
 def setting_effects(evidence: Evidence) -> list[Effect]:
@@ -161,8 +179,16 @@ def setting_effects(evidence: Evidence) -> list[Effect]:
         if names and first is not None and second is not None and first[0] == second[0]:
             before = {name: one.settings.get(name) for name in names}
             after = {name: other.settings.get(name) for name in names}
-            effects.append(Effect(names, before, after, first[0], first[1], second[1]))
+            effects.append(Effect(names, before, after, first[0], first[1], second[1], one.concurrency))
     return effects
+
+
+def at_most_load(effects: Sequence[Effect]) -> list[Effect]:
+    """Of each group of settings the effects under the most concurrency: what helps a single stream may cost many."""
+    most: dict[tuple[str, ...], int] = {}
+    for effect in effects:
+        most[effect.names] = max(most.get(effect.names, 0), effect.concurrency or 0)
+    return [effect for effect in effects if (effect.concurrency or 0) == most[effect.names]]
 
 
 def mean_effects(evidence: Evidence) -> dict[str, float]:

@@ -136,6 +136,10 @@ SPECULATION_GAIN = 1.05
 """Tokens gained over time lost, below which speculation does not pay."""
 LAUNCH_SHARE = 0.3
 """Share of an eager step that waits for launches, from which CUDA graphs are worth more than other knobs."""
+HIGHEST_UTILIZATION = 0.95
+"""Above it CUDA graphs and fragmentation have no room."""
+HIGHEST_SHARED_UTILIZATION = 0.85
+"""Highest where the GPU's memory is the host's too."""
 LOW_UTILIZATION = 0.7
 """gpu_memory_utilization below this leaves memory lying; it is raised before anything else is turned."""
 NO_CHANGE = 0.03

@@ -223,6 +223,34 @@ class TestGenerators:
                 assert after.num_prompt_tokens > before.num_prompt_tokens + before.num_output_tokens
                 assert after.block_keys[: len(before.block_keys)] == before.block_keys
 
+    def test_answers_are_in_the_cache_when_a_later_turn_repeats_them(self) -> None:
+        """Each turn finds all of the one before, prompt and answer, to the last whole block but for its last token."""
+        options = WorkloadOptions(num_prompts=4, turns=4, concurrency=1, prompt_tokens="160", output_tokens="320")
+        workload, _ = options.open()
+        summary = simulate(make_deployment(blocks=400), workload).summary
+        said = [480 * turn for turn in (1, 2, 3)]
+        assert summary["prefix_cache_hits"] == sum((tokens - 1) // 16 * 16 for tokens in said)
+
+    def test_a_client_waits_for_the_answer_before_its_next_turn(self) -> None:
+        """Eight clients with two conversations of five turns each; as many tokens as the same in an open loop."""
+        options = WorkloadOptions(num_prompts=80, turns=5, concurrency=8, prompt_tokens="20-60", output_tokens="10-40")
+        workload, facts = options.open()
+        result = simulate(make_deployment(blocks=2000), workload, keep_records=True)
+        summary = result.summary
+        assert (summary["completed"], summary["peak_num_running"]) == (80, 8)
+        assert summary["total_input_tokens"] == facts.num_prompt_tokens
+        assert summary["total_output_tokens"] == facts.num_output_tokens
+        sent = sorted(record.sent_at for record in result.records)
+        assert sent[7] == 0.0 < sent[8]
+
+    def test_a_conversation_ends_with_a_turn_that_cannot_be_held(self) -> None:
+        """Where such are left out, the client goes on with another one."""
+        options = WorkloadOptions(
+            num_prompts=12, turns=6, concurrency=2, prompt_tokens="400", output_tokens="100", skip_too_long=True
+        )
+        summary = simulate(make_deployment(blocks=400), options.open()[0]).summary
+        assert summary["num_skipped"] == 2 and summary["completed"] == 8
+
     def test_a_ramp_ends_at_its_rate(self) -> None:
         """Ten times as dense at the end as at the start, linear or exponential."""
         for ramp in ("1-10", "1-10:exponential"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from headway.accuracy.minimum import lowest, lowest_of_two
@@ -94,14 +94,7 @@ def calibrate(
 
 
 def _priced_by(deployment: SimulatedDeployment, oracle: LatencyOracle) -> SimulatedDeployment:
-    return SimulatedDeployment(
-        deployment.config,
-        oracle,
-        deployment.num_ranks,
-        deployment.router,
-        deployment.speculation,
-        deployment.pipeline_stages,
-    )
+    return replace(deployment, oracle=oracle)
 
 
 def _fit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -77,9 +77,7 @@ def prepare(row: MeasuredRow, coefficients: RooflineCoefficients | None = None) 
         row.enforce_eager,
     )
     base = resolved.deployment
-    deployment = SimulatedDeployment(
-        base.config, RooflineOracle(setup, coefficients), base.num_ranks, base.router, None, base.pipeline_stages
-    )
+    deployment = replace(base, oracle=RooflineOracle(setup, coefficients), speculation=None)
     longest = base.config.scheduler.max_model_len
     if row.num_prompt_tokens + row.num_output_tokens > longest:
         raise ConfigError(f"Requests of {row.row_id} are longer than max_model_len {longest}.")

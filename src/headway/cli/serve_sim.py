@@ -58,6 +58,7 @@ def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerO
         ends_after=_natural_end,
         filler_token_id=FILLER_TOKEN_ID,
         end_token_id=end_id,
+        prepares_ahead=deployment.prepares_ahead,
     )
     clock = PacedClock()
     inbox = PacedInbox(clock)

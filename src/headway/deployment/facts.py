@@ -12,6 +12,7 @@ from headway.catalog.architecture import Attention, LatentAttention, ModelArchit
 from headway.catalog.compatibility import CompatData, Row
 from headway.catalog.conditions import UNKNOWN
 from headway.catalog.flags import all_flags
+from headway.catalog.speculation import speculative_method
 from headway.catalog.versions import Version
 from headway.deployment.arguments import Written
 from headway.deployment.words import Word
@@ -106,25 +107,6 @@ def speculation_facts(values: Mapping[str, Any], version: Version) -> dict[str, 
         "num_speculative_tokens": config.get("num_speculative_tokens") or UNKNOWN,
         "draft_tensor_parallel_size": config.get("draft_tensor_parallel_size") or tensor,
     }
-
-
-def speculative_method(config: Mapping[str, Any]) -> str:
-    """The method given, or what vLLM takes it to be from the draft's name."""
-    method = config.get("method")
-    if isinstance(method, str) and method:
-        return "ngram" if method == "[ngram]" else method
-    model = str(config.get("model") or "").lower()
-    if model in ("ngram", "[ngram]"):
-        return "ngram"
-    for part, name in (
-        ("eagle3", "eagle3"),
-        ("eagle", "eagle"),
-        ("medusa", "medusa"),
-        ("mlp_speculator", "mlp_speculator"),
-    ):
-        if part in model:
-            return name
-    return "mtp" if not model or "mtp" in model else "draft_model"
 
 
 def model_facts(model: ModelArchitecture | None) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.catalog import find_accelerator, find_model
 from headway.catalog.defaults import version_fact
+from headway.catalog.versions import parse_version
 from headway.config import (
     BATCHING_POLICIES,
     QUEUE_POLICIES,
@@ -20,9 +20,11 @@ from headway.config import (
 )
 from headway.core.policies import make_policy
 from headway.errors import ConfigError
+from headway.executors.simulated.drafters import ON_THE_HOST, is_head
 from headway.executors.simulated.oracle import LatencyOracle
 from headway.executors.simulated.speculation import SpeculationModel
 from headway.planner import Deployment, Plan, make_plan
+from headway.simulation.drafts import Drafts, parse_drafts
 from headway.simulation.oracles import make_oracle
 from headway.simulation.profile_file import read_profile
 from headway.simulation.routing import ROUTERS
@@ -31,6 +33,8 @@ from headway.simulation.run import SimulatedDeployment
 _UNPLANNED_MAX_NUM_SEQS = 256
 _UNPLANNED_MAX_NUM_BATCHED_TOKENS = 2048
 _UNPLANNED_BLOCK_SIZE = 16
+_ASYNC_PIPELINES, _ASYNC_DRAFT_MODELS = (0, 15, 0), (0, 16, 0)
+"""Releases from which asynchronous scheduling goes with a pipeline, and with a draft model (vllm/config/vllm.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,10 @@ class DeploymentOptions:
         None, 'Speculative decoding as vLLM takes it, such as {"num_speculative_tokens": 3}.'
     )
     acceptance_rate: float = option(0.7, "Speculation: probability that a draft is accepted if all before it were.")
-    draft_cost: float = option(0.0, "Speculation: time of proposing one draft, as a share of the step.")
+    draft_cost: float | None = option(
+        None,
+        "Speculation: time of a drafter's pass, as a share of the model's; default: by method and weights.",
+    )
 
     def resolve(self, policy: str | None = None) -> ResolvedDeployment:
         """Fill in every default, as the version does, and compute the KV blocks.
@@ -106,7 +113,7 @@ class DeploymentOptions:
         reasons: dict[str, str] = {}
         scheduler, cache = self._planned(plan, reasons) if plan is not None else self._unplanned(reasons)
         oracle = self._oracle(plan)
-        speculation = self._speculation()
+        speculation = self._speculation(plan)
         name = policy or self.policy
         if self.pipeline_parallel_size > 1 and make_policy(name).reserve(1):
             raise ConfigError(f"The policy {name} runs one batch at a time: no pipeline.", hint="Use continuous.")
@@ -118,6 +125,7 @@ class DeploymentOptions:
             self.router,
             speculation,
             self.pipeline_parallel_size,
+            prepares_ahead=self.pipeline_parallel_size > 1 and self._is_async({}),
         )
         return ResolvedDeployment(self, deployment, plan)
 
@@ -186,6 +194,7 @@ class DeploymentOptions:
             enable_prefix_caching=defaults.enable_prefix_caching,
             watermark=self.watermark,
             sliding_window=windows.pop() if len(windows) == 1 else None,
+            drops_last_hit_block=is_head(self._drafts.method),
         )
         return scheduler, cache
 
@@ -214,49 +223,71 @@ class DeploymentOptions:
             block_size=self.block_size or _UNPLANNED_BLOCK_SIZE,
             enable_prefix_caching=True if caching is None else caching,
             watermark=self.watermark,
+            drops_last_hit_block=is_head(self._drafts.method),
         )
         return scheduler, cache
 
     def _scheduler_flags(self, reasons: dict[str, str]) -> dict[str, Any]:
-        drafts = self._num_speculative_tokens
-        is_async = self.async_scheduling
-        reasons["async_scheduling"] = "given"
-        if is_async is None:
-            by_default = bool(version_fact("async_scheduling", self.engine_version))
-            is_async = by_default and self.pipeline_parallel_size == 1 and not make_policy(self.policy).reserve(1)
-            reasons["async_scheduling"] = "as this version does" if is_async == by_default else "one batch at a time"
+        drafts = self._drafts
+        on_host = drafts.method in ON_THE_HOST
+        is_async = self._is_async(reasons)
+        if is_async and self.pipeline_parallel_size > 1:
+            reasons["async_scheduling"] = "over a pipeline a request is in one batch at a time; the host works ahead"
         return {
             "scheduling_policy": self.scheduling_policy,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
             "long_prefill_token_threshold_adaptive": self.long_prefill_token_threshold_adaptive,
             "max_num_active_seqs": self.max_num_active_seqs,
             "scheduler_reserve_full_isl": self.scheduler_reserve_full_isl,
-            "async_scheduling": is_async,
-            "num_speculative_tokens": drafts,
-            "num_lookahead_tokens": drafts,
+            "async_scheduling": is_async and self.pipeline_parallel_size == 1,
+            "num_speculative_tokens": drafts.count,
+            "num_lookahead_tokens": 0 if on_host else drafts.count,
         }
+
+    def _is_async(self, reasons: dict[str, str]) -> bool:
+        """Whether the host prepares a step while the one before runs, as given or as this version does.
+
+        Raises:
+            ConfigError: asked for over a pipeline before the release that can.
+        """
+        has_stages, version = self.pipeline_parallel_size > 1, parse_version(self.engine_version)
+        if has_stages and version < _ASYNC_PIPELINES:
+            reasons["async_scheduling"] = "not over a pipeline in this version"
+            if self.async_scheduling:
+                raise ConfigError(
+                    f"vLLM {self.engine_version} has no asynchronous scheduling over a pipeline.",
+                    hint="It came with 0.15; leave --async-scheduling out.",
+                )
+            return False
+        if self.async_scheduling is not None:
+            reasons["async_scheduling"] = "given"
+            return self.async_scheduling
+        method = self._drafts.method
+        if make_policy(self.policy).reserve(1):
+            reasons["async_scheduling"] = "one batch at a time"
+            return False
+        if method in (*ON_THE_HOST, "medusa") or (method == "draft_model" and version < _ASYNC_DRAFT_MODELS):
+            reasons["async_scheduling"] = f"not with {method} in this version"
+            return False
+        reasons["async_scheduling"] = "as this version does"
+        return bool(version_fact("async_scheduling", self.engine_version))
 
     def _oracle(self, plan: Plan | None) -> LatencyOracle:
         oracle = make_oracle(self.latency, plan)
         return oracle if self.profile is None else read_profile(self.profile).applied_to(oracle)
 
     @property
-    def _num_speculative_tokens(self) -> int:
-        if self.speculative_config is None:
-            return 0
-        try:
-            given = json.loads(self.speculative_config)
-            count = int(given["num_speculative_tokens"])
-        except (ValueError, TypeError, KeyError):
-            raise ConfigError(
-                f"--speculative-config {self.speculative_config!r} does not say num_speculative_tokens.",
-                hint='As in {"method": "eagle3", "num_speculative_tokens": 3}.',
-            ) from None
-        return count
+    def _drafts(self) -> Drafts:
+        return parse_drafts(self.speculative_config)
 
-    def _speculation(self) -> SpeculationModel | None:
-        count = self._num_speculative_tokens
-        return SpeculationModel(count, self.acceptance_rate, self.draft_cost) if count else None
+    def _speculation(self, plan: Plan | None) -> SpeculationModel | None:
+        drafts = self._drafts
+        if not drafts.count:
+            return None
+        cost, fixed_s = self.draft_cost or 0.0, 0.0
+        if self.draft_cost is None and plan is not None:
+            cost, fixed_s = drafts.cost(plan.deployment.model)
+        return SpeculationModel(drafts.count, self.acceptance_rate, cost, draft_s=fixed_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,15 @@ from headway.report.slo import RequestRecord, Slo
 from headway.report.summary import ServingStats, Summary
 from headway.simulation.measurement import Measurement
 from headway.simulation.routing import Router, run_ranks
-from headway.simulation.sources import ClientGroup, ClientLoops, RequestMaker, RequestSource, StreamSource
-from headway.workload import TraceRequest
+from headway.simulation.sources import (
+    ClientGroup,
+    ClientLoops,
+    ConversationLoops,
+    RequestMaker,
+    RequestSource,
+    StreamSource,
+)
+from headway.workload import MultiTurn, TraceRequest
 
 OnRecord = Callable[[RequestRecord, Request], None]
 
@@ -37,8 +44,9 @@ class Observer(Protocol):
 class SimulatedDeployment:
     """What is simulated: one engine, or several alike behind a router.
 
-    Pipeline stages work on as many batches at once, one more under asynchronous scheduling; a step takes as long as on
-    one GPU, but the next may start when the first stage is free.
+    Pipeline stages work on as many batches at once; a step takes as long as on one GPU, but the next may start when the
+    first stage is free. A request is in one batch at a time, since its next token needs the last: over a pipeline
+    asynchronous scheduling is `prepares_ahead`, where the host's work on a batch is done while others are under way.
     """
 
     config: EngineConfig
@@ -47,6 +55,7 @@ class SimulatedDeployment:
     router: str = "least_loaded"
     speculation: SpeculationModel | None = None
     pipeline_stages: int = 1
+    prepares_ahead: bool = False
 
     @property
     def depth(self) -> int:
@@ -64,7 +73,7 @@ class SimulatedDeployment:
             engine_version=config.engine_version,
             max_in_flight=depth,
         )
-        executor = SimulatedExecutor(self.oracle, speculation=self.speculation)
+        executor = SimulatedExecutor(self.oracle, speculation=self.speculation, prepares_ahead=self.prepares_ahead)
         fast = fast_forward and self.speculation is None and scheduler.fast_forward()
         kind = FastForwardEngine if fast else Engine
         engine = kind(scheduler, executor, VirtualClock(), source, max_in_flight=depth)
@@ -78,12 +87,14 @@ class SimulatedWorkload:
 
     Open loop: at their own instants. Closed loop: by `concurrency` clients, each of which sends its next when its last
     one has ended; arrivals are then ignored. With `groups` the clients send requests of their own kinds until
-    `num_requests` have been sent in all, and `requests` is ignored.
+    `num_requests` have been sent in all, and `requests` is ignored; with `conversations` each of `concurrency` clients
+    holds one after the other, likewise.
     """
 
     requests: Iterable[TraceRequest] = ()
     concurrency: int | None = None
     groups: Sequence[ClientGroup] = ()
+    conversations: MultiTurn | None = None
     num_requests: int = 0
     skip_too_long: bool = False
     """Leave out requests that the deployment could never hold, instead of refusing the workload."""
@@ -101,6 +112,9 @@ class SimulatedWorkload:
         make = RequestMaker(config, skip_too_long=self.skip_too_long)
         if self.groups:
             return ClientLoops(make, self.groups, self.num_requests, self.seed)
+        if self.conversations is not None:
+            assert self.concurrency is not None, "conversations are held by clients"
+            return ConversationLoops(make, self.conversations.conversations(), self.concurrency, self.num_requests)
         return StreamSource(make, self.requests, self.concurrency, is_paced=self.is_paced)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -212,3 +213,69 @@ class ClientLoops:
     def exhausted(self) -> bool:
         """See `ArrivalSource.exhausted`."""
         return not self._num_left
+
+
+class ConversationLoops:
+    """Clients that each hold one conversation after another: a turn is sent when the one before has been answered.
+
+    A conversation ends early with a turn that the deployment could never hold, where such are left out.
+    """
+
+    wake: Event | None = None
+
+    def __init__(
+        self,
+        make: RequestMaker,
+        conversations: Iterator[Iterator[TraceRequest]],
+        concurrency: int,
+        num_requests: int,
+    ) -> None:
+        self._make = make
+        self._new = conversations
+        self._num_left = num_requests
+        self._ready: deque[tuple[TraceRequest, Iterator[TraceRequest]]] = deque()
+        """What free clients send next, each with the rest of its conversation."""
+        self._held: dict[str, Iterator[TraceRequest]] = {}
+        self._num_sent = 0
+        self.num_skipped = 0
+        for _ in range(concurrency):
+            self._go_on(iter(()))
+
+    def _go_on(self, turns: Iterator[TraceRequest]) -> None:
+        """A client's next turn: of its conversation, or the first of another; it leaves if there is none."""
+        while self._num_left:
+            item = next(turns, None)
+            if item is not None and self._make.accepts(item, self._num_sent + len(self._ready) + 1):
+                self._num_left -= 1
+                self._ready.append((item, turns))
+                return
+            self.num_skipped += item is not None
+            another = next(self._new, None)
+            if another is None:
+                return
+            turns = another
+
+    def release(self, ended: Sequence[Request]) -> None:
+        """See `RequestSource.release`."""
+        for request in ended:
+            self._go_on(self._held.pop(request.request_id))
+
+    def due(self, now: float, step: int) -> Sequence[Item]:
+        """See `ArrivalSource.due`."""
+        items: list[Item] = []
+        while self._ready:
+            item, turns = self._ready.popleft()
+            request_id = f"request-{self._num_sent}"
+            self._num_sent += 1
+            self._held[request_id] = turns
+            items.append(Arrival(self._make.request(item, request_id, now)))
+        return items
+
+    def next_at(self) -> float | None:
+        """See `ArrivalSource.next_at`."""
+        return 0.0 if self._ready else None
+
+    @property
+    def exhausted(self) -> bool:
+        """See `ArrivalSource.exhausted`."""
+        return not self._ready and not self._held

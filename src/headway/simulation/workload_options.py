@@ -51,8 +51,12 @@ class WorkloadOptions:
     burstiness: float = option(1.0, "Generated arrivals: 1 is Poisson, less is burstier, inf is constant.")
     shared_prefix_tokens: int = option(0, "Generated prompts begin with this many tokens in common.")
     shared_prefix_groups: int = option(1, "Number of different common beginnings.")
-    turns: int = option(1, "Generated requests come in conversations of this many turns, each holding those before.")
-    think_time_s: float = option(10.0, "Mean time between the turns of a conversation.", unit="seconds")
+    turns: int = option(
+        1,
+        "Generated requests come in conversations of this many turns, each holding those before; with --concurrency "
+        "each client holds one, and goes on when it is answered.",
+    )
+    think_time_s: float = option(10.0, "Open loop: mean time between the turns of a conversation.", unit="seconds")
     skip_empty: bool = option(False, "Leave out rows of a trace that have zero tokens (failed requests).")
     skip_too_long: bool = option(False, "Leave out requests that the deployment could never hold.")
     seed: int = option(0, "Seed of generated workloads and of speculation.")
@@ -112,7 +116,15 @@ class WorkloadOptions:
         if self.request_rate is not None and self.trace is not None:
             stream = stream.at_rate(self.request_rate, facts)
         is_paced = self.concurrency is not None and self.request_rate is not None
-        workload = SimulatedWorkload(stream, self.concurrency, skip_too_long=self.skip_too_long, is_paced=is_paced)
+        held = self._conversations() if self.trace is None and self.turns > 1 and self.loop == "closed" else None
+        workload = SimulatedWorkload(
+            stream,
+            self.concurrency,
+            conversations=None if is_paced or self.length_divisor != 1.0 else held,
+            num_requests=facts.num_requests,
+            skip_too_long=self.skip_too_long,
+            is_paced=is_paced,
+        )
         return workload, facts
 
     def _loops(self, clients: str) -> tuple[SimulatedWorkload, StreamFacts]:
@@ -150,12 +162,23 @@ class WorkloadOptions:
         return iter(stream) if "," in (self.trace or "") else stream.read()
 
     def _generated(self) -> Iterable[TraceRequest]:
+        count = self.num_prompts or _GENERATED_REQUESTS
+        if self.turns > 1:
+            return itertools.islice(self._conversations().requests(), count)
+        if self.ramp is not None:
+            return Ramp.parse(self.ramp).apply(self._spec(count))
+        return self._spec(count).requests()
+
+    def _conversations(self) -> MultiTurn:
+        count = self.num_prompts or _GENERATED_REQUESTS
+        return MultiTurn(self._spec(-(-count // self.turns)), self.turns, self.think_time_s)
+
+    def _spec(self, num_requests: int) -> Generated:
         prefix = (
             SharedPrefix(self.shared_prefix_tokens, self.shared_prefix_groups) if self.shared_prefix_tokens else None
         )
-        count = self.num_prompts or _GENERATED_REQUESTS
-        spec = Generated(
-            count if self.turns == 1 else -(-count // self.turns),
+        return Generated(
+            num_requests,
             requests_per_s=self._generated_rate / self.turns,
             burstiness=self.burstiness,
             prompt=parse_length(self.prompt_tokens),
@@ -163,11 +186,6 @@ class WorkloadOptions:
             prefix=prefix,
             seed=self.seed,
         )
-        if self.turns > 1:
-            return itertools.islice(MultiTurn(spec, self.turns, self.think_time_s).requests(), count)
-        if self.ramp is not None:
-            return Ramp.parse(self.ramp).apply(spec)
-        return spec.requests()
 
     @property
     def _generated_rate(self) -> float:

@@ -19,8 +19,9 @@ _KEY_TOKENS = 16
 class MultiTurn:
     """Conversations of several turns: each prompt holds all prompts and answers before it, and a new part.
 
-    Turns come at their own instants (open loop), exponentially distributed think time apart, whether or not the turn
-    before has been answered.
+    An answer is in the prefix cache when it is repeated, as any block that was computed. `requests` gives turns at
+    instants of their own (open loop), exponentially distributed think time apart, whether or not the turn before has
+    been answered; `conversations` is for clients that wait for the answer.
 
     Args:
         opening: the first turns, one request a conversation; its lengths are also those of the new parts.
@@ -46,24 +47,33 @@ class MultiTurn:
         for number, first in enumerate(self.opening.requests()):
             while waiting and waiting[0][0] <= first.arrival_s:
                 yield from self._next_turn(waiting)
-            rng = Random(f"{seed}/conversation/{number}")
-            heapq.heappush(waiting, (first.arrival_s, number, _Conversation(number, first, rng)))
+            heapq.heappush(waiting, (first.arrival_s, number, _Conversation(number, first, seed)))
         while waiting:
             yield from self._next_turn(waiting)
+
+    def conversations(self) -> Iterator[Iterator[TraceRequest]]:
+        """The turns of each conversation, all at the arrival of its first."""
+        for number, first in enumerate(self.opening.requests()):
+            yield self._turns(_Conversation(number, first, self.opening.seed), first.arrival_s)
+
+    def _turns(self, conversation: _Conversation, at: float) -> Iterator[TraceRequest]:
+        for _ in range(self.num_turns):
+            yield conversation.turn(at, self.opening)
 
     def _next_turn(self, waiting: list[tuple[float, int, _Conversation]]) -> Iterator[TraceRequest]:
         at, number, conversation = heapq.heappop(waiting)
         yield conversation.turn(at, self.opening)
         if conversation.num_turns < self.num_turns:
-            later = at + conversation.rng.expovariate(1.0 / self.think_time_s)
+            later = at + conversation.thinks.expovariate(1.0 / self.think_time_s)
             heapq.heappush(waiting, (later, number, conversation))
 
 
 class _Conversation:
     """What has been said so far, as a number of tokens with keys of 16 each."""
 
-    def __init__(self, number: int, first: TraceRequest, rng: Random) -> None:
-        self.rng = rng
+    def __init__(self, number: int, first: TraceRequest, seed: int) -> None:
+        self.thinks = Random(f"{seed}/thinks/{number}")
+        self._lengths = Random(f"{seed}/conversation/{number}")
         self.num_turns = 0
         self._number = number
         self._first = first
@@ -75,23 +85,24 @@ class _Conversation:
         if self.num_turns == 0:
             num_prompt, num_output = first.num_prompt_tokens, first.num_output_tokens
         else:
-            num_prompt = self._num_tokens + opening.prompt.draw(self.rng)
-            num_output = opening.output.draw(self.rng)
+            num_prompt = self._num_tokens + opening.prompt.draw(self._lengths)
+            num_output = opening.output.draw(self._lengths)
         self.num_turns += 1
         self._num_tokens = num_prompt + num_output
         return TraceRequest(
             arrival_s=at,
             num_prompt_tokens=num_prompt,
             num_output_tokens=num_output,
-            block_keys=self._keys(num_prompt),
+            block_keys=self._keys(self._num_tokens),
             block_key_tokens=_KEY_TOKENS,
+            keys_cover_output=True,
         )
 
-    def _keys(self, num_prompt_tokens: int) -> tuple[Hashable, ...]:
+    def _keys(self, num_tokens: int) -> tuple[Hashable, ...]:
         first = self._first
         shared = first.block_key_tokens // _KEY_TOKENS if first.block_keys else 0
         keys: list[Hashable] = [(*first.block_keys, i) for i in range(shared)]
-        keys += [("conversation", self._number, i) for i in range(shared, -(-num_prompt_tokens // _KEY_TOKENS))]
+        keys += [("conversation", self._number, i) for i in range(shared, -(-num_tokens // _KEY_TOKENS))]
         return tuple(keys)
 
 

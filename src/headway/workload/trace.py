@@ -24,6 +24,7 @@ class TraceRequest:
             tokens in that stretch and in all before it; the last key may cover a stretch that the prompt does
             not fill.
         block_key_tokens: tokens that one key covers; 0 without keys.
+        keys_cover_output: the keys go on into the output, as where a later turn's prompt repeats it.
     """
 
     arrival_s: float
@@ -34,6 +35,7 @@ class TraceRequest:
     block_key_tokens: int = 0
     row: int = field(default=0, compare=False)
     """Row of the file that it was read from; 0 if it was not."""
+    keys_cover_output: bool = False
 
     def arriving_at(self, arrival_s: float) -> TraceRequest:
         """The same request at another instant; faster than `dataclasses.replace`, which matters for millions."""
@@ -45,16 +47,18 @@ class TraceRequest:
             self.block_keys,
             self.block_key_tokens,
             self.row,
+            self.keys_cover_output,
         )
 
     def keys_at(self, block_size: int) -> Sequence[Hashable]:
-        """Keys of the prompt's leading full KV blocks of `block_size` tokens, as `SyntheticContent` takes
-        them.
+        """Keys of the leading full KV blocks of `block_size` tokens that the block keys cover, as `SyntheticContent`
+        takes them.
 
         A key that covers several blocks becomes `(key, 0)`, `(key, 1)`, …: a Mooncake hash_id (512 tokens)
         gives 32 of them at block size 16. Where sizes do not divide, a block takes the key in which it ends.
         """
-        covered = min(len(self.block_keys) * self.block_key_tokens, self.num_prompt_tokens)
+        known = self.num_prompt_tokens + (self.num_output_tokens if self.keys_cover_output else 0)
+        covered = min(len(self.block_keys) * self.block_key_tokens, known)
         num_blocks = covered // block_size
         if self.block_key_tokens == block_size:
             return self.block_keys[:num_blocks]

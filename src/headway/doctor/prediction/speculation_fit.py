@@ -8,17 +8,14 @@ from statistics import fmean
 from typing import Any
 
 from headway.catalog.architecture import ModelArchitecture
-from headway.catalog.parameters import count_parameters
-from headway.deployment.facts import speculative_method
+from headway.catalog.speculation import speculative_method
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import Figures
+from headway.executors.simulated.drafters import draft_share
 from headway.executors.simulated.speculation import SpeculationModel
 
-_ON_THE_HOST = ("ngram", "suffix")
-"""Methods that look drafts up instead of computing them."""
 _UNKNOWN_ACCEPTANCE = 0.7
 _UNKNOWN_DRAFTS = 3
-_UNKNOWN_COST = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +95,6 @@ def _numbers(evidence: Evidence, name: str) -> list[float]:
 
 
 def _draft_cost(config: Mapping[str, Any], model: ModelArchitecture | None) -> float:
-    """Device time of one draft as a share of a step, by weights read.
-
-    A head that is trained on the model (EAGLE, MTP) runs one layer and the output head. A draft model of its own, and
-    a method that is not known, are taken to cost a tenth.
-    """
+    """Device time of a drafter's pass as a share of the model's, by weights read."""
     method = speculative_method(config) if config else ""
-    if method in _ON_THE_HOST:
-        return 0.0
-    if model is None or not ("eagle" in method or "mtp" in method or method in ("medusa", "dflash")):
-        return _UNKNOWN_COST
-    parts = count_parameters(model)
-    table = parts.by_part.get("embedding", 0)
-    head = parts.by_part.get("head", table)
-    layers = parts.active - table - parts.by_part.get("head", 0)
-    return min(1.0, (layers / max(1, model.num_layers) + head) / max(1, layers + head))
+    return draft_share(method, model)

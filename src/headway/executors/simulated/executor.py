@@ -25,6 +25,7 @@ class SimulatedExecutor(SynchronousExecutor):
         ends_after: number of output tokens after which a request stops by itself; None lets it go on.
         filler_token_id: if given, outputs carry this id, for frontends that make text of them.
         end_token_id: the id that then ends a request which stops by itself.
+        prepares_ahead: the host prepares a batch while the stages of a pipeline work on others and on its last step.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class SimulatedExecutor(SynchronousExecutor):
         ends_after: Callable[[Request], int | None] | None = None,
         filler_token_id: int | None = None,
         end_token_id: int | None = None,
+        prepares_ahead: bool = False,
     ) -> None:
         self.oracle = oracle
+        self._prepares_ahead = prepares_ahead
         self.speculation = speculation
         self._ends_after = ends_after
         self._ends: dict[str, int | None] = {}
@@ -56,13 +59,20 @@ class SimulatedExecutor(SynchronousExecutor):
                 self._dice.pop(request_id, None)
         if not plan.num_tokens:
             return StepResult(plan.step_id, [NOTHING] * len(plan.scheduled), 0.0, self.oracle.provenance)
-        price = self.oracle.step_time(shape_of(plan))
+        shape = shape_of(plan)
+        price = self.oracle.step_time(shape)
         one = self._one_token
         if self._is_plain:
             emissions = [one if item.samples else NOTHING for item in plan.scheduled]
         else:
             emissions = [self._emit(item) if item.samples else NOTHING for item in plan.scheduled]
-        return StepResult(plan.step_id, emissions, self._with_drafts(price.device_s), price.provenance, price.host_s)
+        device_s = price.device_s
+        if self.speculation is not None:
+            device_s += self.speculation.drafting_s(self.oracle, shape, device_s)
+        host_s = price.host_s
+        if self._prepares_ahead:
+            device_s, host_s = max(device_s, host_s), 0.0
+        return StepResult(plan.step_id, emissions, device_s, price.provenance, host_s)
 
     def price_decodes(self, num_requests: int, num_padding_tokens: int) -> tuple[DecodePricer, float]:
         """See `headway.core.fast_forward.StridePricer`."""
@@ -72,11 +82,6 @@ class SimulatedExecutor(SynchronousExecutor):
             return oracle.decode_pricer(num_requests), host_s
         shape = decode_shape(num_requests, 0)._replace(num_decode_tokens=num_requests + num_padding_tokens)
         return lambda context: oracle.step_time(shape._replace(num_context_tokens=context)).device_s, host_s
-
-    def _with_drafts(self, device_s: float) -> float:
-        if self.speculation is None:
-            return device_s
-        return device_s * (1.0 + self.speculation.num_speculative_tokens * self.speculation.draft_cost)
 
     def _emit(self, item: ScheduledRequest) -> Emission:
         request_id = item.request.request_id

@@ -71,3 +71,18 @@ def test_pairs_are_merged_as_their_number_doubles(monkeypatch: pytest.MonkeyPatc
         samples.add(float(i % 5))
     assert samples.num_pairs < 64
     assert len(samples) == 10_000 and samples.mean_s == pytest.approx(2.0)
+
+
+def test_ever_new_values_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are rounded once they are too many, and the statistics stay within the rounding."""
+    monkeypatch.setattr(latency_module, "_COMPACT_AT", 1 << 12)
+    rng = np.random.default_rng(0)
+    plain = rng.lognormal(-3.0, 0.3, 40_000)
+    samples = LatencyAccumulator()
+    for value in plain:
+        samples.add(float(value))
+        assert samples.num_pairs <= 1 << 12
+    assert len(samples) == len(plain)
+    assert samples.mean_s == pytest.approx(plain.mean(), rel=1e-3)
+    for percent in (1, 50, 99):
+        assert samples.percentile(percent) == pytest.approx(np.percentile(plain, percent), rel=5e-3)

@@ -77,7 +77,8 @@ def print_mixed(workload: SimulatedWorkload, seats: int) -> None:
             whole, cut = (float(found[policy]["p99_itl_ms"] or 0.0) for policy in ("continuous", "chunked"))
             speed = float(found["chunked"]["output_throughput"] or 0.0)
             share = speed / float(found["continuous"]["output_throughput"] or 1.0)
-            ratios = f"P99 ITL ratio {cut / whole:.2f} at {share:.3f} of the throughput"
+            alone = float(found["naive"]["output_throughput"] or 0.0) / speed
+            ratios = f"P99 ITL ratio {cut / whole:.2f} at {share:.3f} of the throughput, naive {alone:.3f} of it"
             waits = " ".join(f"{found[policy]['mean_ttft_ms']:,.0f}" for policy in ("continuous", "chunked"))
             print(
                 f"| {num_gpus} | {budget:,} | {tokens:,} | {rates} | {whole:,.0f} ms | {cut:,.0f} ms | {ratios} |",

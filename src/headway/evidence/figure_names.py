@@ -154,7 +154,20 @@ _STATS = {
     "maximum": "max", "min": "min", "minimum": "min", "std": "std",
 }  # fmt: skip
 _FILLERS = frozenset(
-    ("about", "approx", "approximately", "order", "observed", "measured", "the", "roughly", "excl", "1st", "aggregate")
+    (
+        "about",
+        "approx",
+        "approximately",
+        "order",
+        "observed",
+        "measured",
+        "the",
+        "roughly",
+        "excl",
+        "1st",
+        "aggregate",
+        "short",
+    )
 )
 _PERCENT = frozenset(("pct", "percent", "percentage"))
 """vLLM's `perc` is none: it is a share."""

@@ -36,6 +36,7 @@ _FEATURES: dict[str, tuple[str, object]] = {
     "unchunked": ("enable_chunked_prefill", False),
     "apc": ("enable_prefix_caching", True),
     "prefix": ("enable_prefix_caching", True),
+    "caching": ("enable_prefix_caching", True),
     "tp": ("tensor_parallel_size", "on"),
 }
 _SPECULATES = frozenset(("spec", "speculation", "speculative"))
@@ -154,10 +155,10 @@ def _features_of(label: str) -> dict[str, object] | None:
             if name not in settings or word not in _SPECULATES:
                 settings[name] = value
             last, is_denied = name, False
+        elif word in ("off", "disabled") and last is not None:
+            settings[last] = _ABSENT[last]
         elif word in _NOT:
             is_denied = True
-        elif word == "off" and last is not None:
-            settings[last] = _ABSENT[last]
         elif word not in _PLAIN | _FILLERS and not (last is not None and _SIZE.fullmatch(word)):
             return None
     has_meaning = bool(settings) or any(word in _PLAIN for word in words)

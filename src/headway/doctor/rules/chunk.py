@@ -17,6 +17,10 @@ _MANY_STEPS = 16
 """Steps for the prompts of all clients, from which the fixed costs of each are felt in the time to first token."""
 
 
+_DECODES = 4.0
+"""Tokens a second of a request that decodes on any device; answers of one token do not come so fast."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkStep:
     """A step with a full chunk: its time, the prefill rate behind it, and whether decodes were seen to stall for it."""
@@ -306,7 +310,7 @@ def _behind_prompts(case: Case) -> Ruling:
             ((one.generation_tokens_per_s or 0.0) / one.num_running for one in series.samples if one.num_running),
             default=0.0,
         )
-        if usual < max(1.0, limits.STALL_RATIO * each):
+        if usual < max(_DECODES, limits.STALL_RATIO * each):
             continue
         text = (
             f"For {span(slow.duration_s)} the same {amount(running[0])} requests get {each:.2f} tokens/s each, not "

@@ -19,7 +19,7 @@ def judge(case: Case) -> Ruling:
         return found("none_idle", "strong" if not figures.load.concurrency else "medium", [text], refuted)
     if not figures.has_run or (case.queue is not None and case.queue.is_lasting):
         return NOTHING
-    ttft = figures.value("mean_ttft_ms", "p50_ttft_ms", "median_ttft_ms")
+    ttft = figures.value("mean_ttft_ms", "p50_ttft_ms", "median_ttft_ms", "p99_ttft_ms")
     if (
         running is None
         and ttft is not None

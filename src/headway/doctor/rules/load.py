@@ -14,6 +14,7 @@ from headway.doctor.rules.prefill import WAITED_TTFT_S, measured_prefill_tokens_
 _REPLICA_TARGET = 0.85
 """Load of a replica to plan for: Poisson arrivals above it queue for long even if the mean fits."""
 _MOST_SEATS = 1024
+_LEAST_RATES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,21 @@ def demand_of(case: Case) -> Demand | None:
         return Demand(offered, served, "completed while requests waited")
     if load.requests_per_s and served and not case.figures.series and load.concurrency is None and _may_wait(case):
         return Demand(load.requests_per_s, served, "completed in the benchmark")
-    return None
+    return _from_rates(case) if not case.figures.series and load.concurrency is None and _may_wait(case) else None
+
+
+def _from_rates(case: Case) -> Demand | None:
+    """Runs at rising rates that tell only tokens a second: those of the lowest rate tell how many a request takes."""
+    runs = sorted(
+        (run.requests_per_s, rate)
+        for run in case.evidence.loads
+        if run.requests_per_s and run.concurrency is None and (rate := run.measured.get("output_throughput"))
+    )
+    if len(runs) < _LEAST_RATES or runs[0][0] == runs[-1][0]:
+        return None
+    (lowest, tokens_at_lowest), offered = runs[0], runs[-1][0]
+    served = max(rate for _, rate in runs) * lowest / tokens_at_lowest
+    return Demand(offered, served, f"tokens/s at most, in requests of the size seen at {lowest:g} requests/s")
 
 
 def _may_wait(case: Case) -> bool:

@@ -97,6 +97,8 @@ used*.
   step times, carried to the metric ([how far off: doctor-accuracy.md](doctor-accuracy.md)). Effects under 3 % are none.
 - The first fix is the smallest change that reaches the objective (`--slo`), or, without one, that brings at least
   half of what the best one brings.
+- A smaller `tensor_parallel_size` is advised, and simulated, on the same GPUs: the ones it frees carry replicas. It is
+  advised where all-reduces take most of the steps under load, or where further GPUs were measured to bring nothing.
 
 ## What it refuses
 - Without time to first token, time between tokens, throughput and concurrency it says which is missing, what that

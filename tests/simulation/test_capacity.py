@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from headway.cli.simulate import simulate as simulate_command
 from headway.errors import ConfigError
 from headway.executors.simulated.constant import ConstantOracle
 from headway.report.slo import Slo
@@ -81,3 +85,37 @@ class TestHighestLoad:
             highest_load(DEPLOYMENT, OPEN, Slo(ttft_ms=1.0), share=1.5)
         with pytest.raises(ConfigError, match="kind of clients"):
             highest_load(DEPLOYMENT, WorkloadOptions(clients="2x10/10"), Slo(ttft_ms=1.0))
+
+
+class TestCommand:
+    """`headway simulate --capacity`."""
+
+    ARGUMENTS = (
+        *("--latency", "constant:prefill_us=100,decode_ms=20,decode_token_us=500", "--num-gpu-blocks-override", "4000"),
+        *("--max-model-len", "2048", "--max-num-seqs", "32", "--num-prompts", "200", "--prompt-tokens", "256"),
+        *("--output-tokens", "100", "--capacity"),
+    )
+
+    def test_an_overload(self, tmp_path: Path) -> None:
+        """Half as much again as the capacity: a queue grows by that, and two replicas are needed at least."""
+        path = tmp_path / "row.json"
+        arguments = [*self.ARGUMENTS, "--request-rate", "10", "--slo", "ttft_ms=500", "--json", str(path)]
+        result = CliRunner().invoke(simulate_command, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        (row,) = json.loads(path.read_text())
+        found = row["capacity"]
+        assert found["utilisation"] == pytest.approx(10 / found["saturated_requests_per_s"])
+        assert found["queue_growth_per_s"] == pytest.approx(10 - found["saturated_requests_per_s"])
+        assert (found["min_replicas"], found["num_gpus_per_replica"]) == (2, 1)
+        assert 0 < found["slo_load"] <= found["saturated_requests_per_s"] and found["slo_replicas"] >= 2
+        assert "a queue grows by" in result.output and "within objectives" in result.output
+
+    def test_clients(self) -> None:
+        """Without objectives there is only what is completed at most."""
+        result = CliRunner().invoke(simulate_command, [*self.ARGUMENTS, "--concurrency", "4"])
+        assert result.exit_code == 0 and "with all requests at once" in result.output
+        assert "within objectives" not in result.output
+
+    def test_several_kinds_of_clients_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="one kind of clients"):
+            CliRunner().invoke(simulate_command, [*self.ARGUMENTS, "--clients", "2x10/10"], catch_exceptions=False)

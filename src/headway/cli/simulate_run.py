@@ -12,6 +12,7 @@ from headway.cli.console import make_console, print_next
 from headway.cli.json_output import write_json
 from headway.config import BATCHING_POLICIES
 from headway.core.policies import blaming, make_policy
+from headway.errors import ConfigError
 from headway.report.error_bars import error_bars
 from headway.report.simulation_table import SIMULATION_METRICS, prediction_table
 from headway.report.slo import parse_slo
@@ -48,6 +49,8 @@ class SimulateRun:
         self._resolved = deployment.resolve()
         self._requests, self._facts = workload.open()
         self._console = make_console(stderr=output.json_path == "-")
+        if output.capacity and workload.clients is not None:
+            raise ConfigError("--capacity is of one kind of clients.", hint="Give --concurrency or --request-rate.")
 
     def execute(self) -> None:
         """Simulate, print and write."""
@@ -60,12 +63,25 @@ class SimulateRun:
             self._console.print(comparison_table(self._title(), summaries, SIMULATION_METRICS))
         else:
             runs = {self._options.policy: self._simulate_one()}
+        capacity: Mapping[str, object] | None = self._capacity() if self._output.capacity else None
         self._console.print(self._footer(list(runs.values())))
-        write_json([self._row(name, run) for name, run in runs.items()], self._output.json_path, self._console)
+        found = [self._row(name, run) | ({"capacity": capacity} if capacity else {}) for name, run in runs.items()]
+        write_json(found, self._output.json_path, self._console)
         if not self._output.follows_requests:
             instead = "instead of --compare-policies " if self._output.compare_policies else ""
             flags = f"--html report.html --requests-out requests.csv {instead}".rstrip()
             print_next(self._console, f"the same with {flags}", "plots, and why each request took as long as it did")
+
+    def _capacity(self) -> Mapping[str, object]:
+        """Print how much the deployment carries, and return it."""
+        from headway.cli.simulate_capacity import carried
+
+        workload = self._workload
+        offered = float(workload.concurrency or 0) or workload.request_rate or self._facts.requests_per_s
+        found = carried(self._resolved, workload, offered, self._slo, self._output.slo_share)
+        self._console.print()
+        self._console.print(facts_table("Capacity", found.rows(self._slo)))
+        return found.facts()
 
     def _simulate(self, policy: str, observers: Sequence[Observer]) -> Simulated:
         options = self._options

@@ -24,6 +24,12 @@ class OutputOptions:
     slo: str = option(
         "", "Objectives for goodput, such as ttft_ms=500,tpot_ms=50 (also itl_ms, and e2el_ms for whole requests)."
     )
+    capacity: bool = option(
+        False,
+        "Also find the throughput with requests that never lack, the highest load within --slo, and how many replicas "
+        "the load at hand needs.",
+    )
+    slo_share: float = option(0.99, "Share of the requests that must meet every objective, for --capacity.")
     json_path: str | None = option(
         None, "Print one JSON object a policy, or write them to this file.", flag="json", bare="-"
     )
@@ -63,6 +69,8 @@ class OutputOptions:
         one_run = [flag for flag, path in files[1:] if path is not None]
         if self.compare_policies and one_run:
             raise ConfigError(f"{one_run[0]} shows one policy.", hint="Leave --compare-policies out.")
+        if not 0.0 < self.slo_share <= 1.0:
+            raise ConfigError(f"--slo-share must be above 0 and at most 1, not {self.slo_share:g}.")
         if not self.scrape_interval_s > 0:
             raise ConfigError(f"--scrape-interval-s must be positive, not {self.scrape_interval_s:g}.")
 

@@ -1,8 +1,17 @@
 """Each kernel by itself: how fast, and how close to what the machine can do.
 
-Times are of the processor, on one thread, so that other programs disturb them little; take the best of --repeats.
+    python -m bench.kernels [--only NAME] [--isa avx512] [--repeats 20]
 
-    python bench/kernels.py [--isa avx512] [--repeats 20]
+Times are of the processor, on one thread, so that other programs disturb them little; the best of --repeats. Shapes are
+those of SmolLM2-135M. The kernels, as csrc/kernels.h declares them:
+
+    quantize          rows of floats to bytes, a scale for every 32; GB/s are of the floats
+    norm_quantize     the same of their RMS norm times its weight
+    multiply          rows of bytes times packed weights, without making the bytes: into a matrix (store), onto one
+                      (add), through SiLU (gate), or to the best column alone (head); GB/s are of the weights
+    rotate_and_store  positions into queries and keys, keys and values into the cache, of a row
+    attend            queries over keys and values in blocks of 16; GB/s are of keys and values
+    steps             all of them as the engine runs them: a whole step of the model
 """
 
 from __future__ import annotations
@@ -14,41 +23,46 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from bench.native.library import ADD, GATE, HEAD, STORE, Heads, SingleKernels, measure_ceilings
 from headway.executors.torch import load
 from headway.executors.torch.batch import RequestRows
 from headway.executors.torch.native import KernelEngine
 from headway.executors.torch.native.library import GROUP
 
-_SHAPES = ((960, 576, "qkv"), (576, 576, "output"), (3072, 576, "gate, up"), (576, 1536, "down"), (49152, 576, "head"))
-"""The matrices of SmolLM2-135M: outputs, inputs."""
-_ROWS = (1, 6, 32, 256)
-_MEGABYTE = 1e6
+_SHAPES = (
+    *((960, 576, "qkv", STORE), (576, 576, "output", ADD), (3072, 576, "gate, up", GATE)),
+    *((576, 1536, "down", ADD), (49152, 576, "head", HEAD)),
+)
+"""Outputs, inputs, and what becomes of the product."""
+_ROWS = (1, 6, 24, 96)
+_HEADS = Heads(num_heads=9, num_kv_heads=3, head_dim=64)
+_ATTENDED = ((1, 128, 1), (1, 1024, 1), (32, 256, 1), (1, 256, 256), (1, 2048, 256))
+"""Requests, tokens of each, and how many of the last of them are queries."""
+_DECODES = ((1, 128), (8, 128), (32, 128), (64, 128), (1, 1024), (16, 1024))
 
 
-def best_seconds(work: Callable[[], object], repeats: int) -> float:
-    """The least processor time of a few runs."""
-    times = []
-    for _ in range(repeats):
-        started_at = time.thread_time()
-        work()
-        times.append(time.thread_time() - started_at)
-    return min(times)
+def quantization(kernels: SingleKernels, engine: KernelEngine) -> Iterator[str]:
+    """Rows to bytes, of a norm and as they are."""
+    for num_inputs in (576, 1536):
+        rows = torch.randn(24, num_inputs)
+        for name, norm in (("quantize", None), ("norm_quantize", torch.ones(num_inputs))):
+            seconds = kernels.quantize(rows, norm)
+            yield f"{name:16} 24 rows of {num_inputs:4} {_us(seconds)} {rows.nbytes / seconds / 1e9:5.1f} GB/s"
 
 
-def products(engine: KernelEngine, repeats: int) -> Iterator[str]:
-    """The int8 matrix product, quantisation of its rows included; weights of 4 bits in the layers, of 8 in the head."""
-    for num_outputs, num_inputs, name in _SHAPES:
+def products(kernels: SingleKernels, engine: KernelEngine) -> Iterator[str]:
+    """Weights of 4 bits in the layers, of 8 in the head."""
+    peak = measure_ceilings(1).dots
+    for num_outputs, num_inputs, name, output in _SHAPES:
         exact = torch.randn(num_outputs, num_inputs)
-        packed = engine.pack(exact if name == "head" else four_bit(exact))
+        packed = engine.pack(exact if output == HEAD else four_bit(exact), gated=output == GATE)
         for num_rows in _ROWS:
-            if num_rows * num_outputs > 2**22:
-                continue
-            rows = torch.randn(num_rows, num_inputs)
-            seconds = best_seconds(lambda rows=rows, packed=packed: engine.multiply(rows, packed), repeats)  # type: ignore[misc]
-            rate, bandwidth = (
-                amount / seconds / 1e9 for amount in (2 * num_rows * exact.numel(), packed.panels.nbytes)
+            seconds = kernels.multiply(torch.randn(num_rows, num_inputs), packed, output)
+            rate = 2 * num_rows * exact.numel() / seconds
+            yield (
+                f"{name:9} {num_rows:4} rows {_us(seconds)} {rate / 1e9:5.0f} Gop/s, {100 * rate / peak:3.0f} % of "
+                f"registers' {peak / 1e9:.0f} {packed.panels.nbytes / seconds / 1e9:5.1f} GB/s"
             )
-            yield f"{name:9} {num_rows:4} rows {seconds * 1e6:8.0f} us {rate:5.0f} Gop/s {bandwidth:5.1f} GB/s weights"
 
 
 def four_bit(weight: torch.Tensor) -> torch.Tensor:
@@ -59,12 +73,24 @@ def four_bit(weight: torch.Tensor) -> torch.Tensor:
     return (least + scale * ((groups - least) / scale).round().clamp(0, 15)).view_as(weight)
 
 
-def quantisation(engine: KernelEngine, repeats: int) -> Iterator[str]:
-    """Rows to bytes."""
-    for num_inputs in (576, 1536):
-        rows = torch.randn(256, num_inputs)
-        seconds = best_seconds(lambda rows=rows: engine.quantize(rows), repeats)  # type: ignore[misc]
-        yield f"256 rows of {num_inputs:4}  {seconds * 1e6:8.0f} us  {rows.nbytes / seconds / 1e9:5.1f} GB/s"
+def rotations(kernels: SingleKernels, engine: KernelEngine) -> Iterator[str]:
+    """One layer of one row is what the time is of."""
+    for num_rows in (1, 64):
+        seconds = kernels.rotate_and_store(_HEADS, num_rows) / num_rows
+        yield f"of {num_rows:2} rows {_us(seconds)} a row"
+
+
+def attention(kernels: SingleKernels, engine: KernelEngine) -> Iterator[str]:
+    """One layer, keys and values in half precision."""
+    for num_requests, num_tokens, num_queries in _ATTENDED:
+        seconds = kernels.attend(_HEADS, num_requests, num_tokens, num_queries)
+        keys_seen = num_requests * num_queries * (2 * num_tokens - num_queries + 1) // 2
+        rate = 4 * keys_seen * _HEADS.num_heads * _HEADS.head_dim / seconds / 1e9
+        kv_bytes = num_requests * num_tokens * 2 * _HEADS.num_kv_heads * _HEADS.head_dim * 2
+        yield (
+            f"{num_requests:2} requests of {num_tokens:4} tokens, last {num_queries:3} {_us(seconds)} "
+            f"{rate:5.0f} Gop/s {kv_bytes / seconds / 1e9:5.1f} GB/s"
+        )
 
 
 def steps(isa: str | None, repeats: int) -> Iterator[str]:
@@ -84,27 +110,47 @@ def steps(isa: str | None, repeats: int) -> Iterator[str]:
         ids = [int(i) for i in rng.integers(1000, size=length)]
         cases[f"prompt of {length}"] = [RequestRows(ids, 0, np.arange(1, 1 + length // 16), 1, 0, False)]
     for name, rows in cases.items():
-        seconds = best_seconds(lambda rows=rows: forward.run(rows), max(3, repeats // 4))  # type: ignore[misc]
+        seconds = _best_seconds(lambda rows=rows: forward.run(rows), max(3, repeats // 4))  # type: ignore[misc]
         num_tokens = sum(len(row.token_ids) for row in rows)
         yield f"{name:27} {seconds * 1e3:7.1f} ms  {num_tokens / seconds:6.0f} tokens/s a core"
 
 
-_DECODES = ((1, 128), (8, 128), (32, 128), (64, 128), (1, 1024), (16, 1024))
+def _best_seconds(work: Callable[[], object], repeats: int) -> float:
+    """The least processor time of a few runs."""
+    times = []
+    for _ in range(repeats):
+        started_at = time.thread_time()
+        work()
+        times.append(time.thread_time() - started_at)
+    return min(times)
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:9.1f} us"
+
+
+_SINGLE = {
+    "quantize, norm_quantize": quantization,
+    "multiply": products,
+    "rotate_and_store": rotations,
+    "attend": attention,
+}
 
 
 def main() -> None:
     """Print all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="kernels with this in their name, or steps")
     parser.add_argument("--isa", help="avx512, avx2 or portable; default: the best there is")
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
     engine = KernelEngine(1, args.isa)
+    kernels = SingleKernels(engine.isa, args.repeats)
     print(f"Instruction set: {engine.isa}")
-    for title, lines in (
-        ("Matrix products", products(engine, args.repeats)),
-        ("Quantisation", quantisation(engine, args.repeats)),
-        ("Steps", steps(args.isa, args.repeats)),
-    ):
+    parts = {name: part(kernels, engine) for name, part in _SINGLE.items()}
+    for title, lines in {**parts, "steps": steps(args.isa, args.repeats)}.items():
+        if args.only not in title:
+            continue
         print(f"\n{title}")
         for line in lines:
             print("  " + line, flush=True)

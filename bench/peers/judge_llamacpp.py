@@ -10,6 +10,9 @@ import xllamacpp
 
 from bench.peers import judging
 
+_ALL = 1 << 20
+"""More than any vocabulary has."""
+
 
 def main() -> None:
     """Judge, and write the opinion."""
@@ -33,11 +36,18 @@ def main() -> None:
 
 
 def place(connection: http.client.HTTPConnection, ids: list[int], following: int) -> judging.Place:
-    """The likeliest tokens behind these. A text's own token is told only if it is among them."""
+    """The likeliest tokens behind these. All are asked for only where the text's own token is not among them."""
+    logprobs = likeliest(connection, ids, judging.TOP)
+    own = logprobs[following] if following in logprobs else likeliest(connection, ids, _ALL).get(following)
+    return judging.Place(list(logprobs), list(logprobs.values()), own)
+
+
+def likeliest(connection: http.client.HTTPConnection, ids: list[int], count: int) -> dict[int, float]:
+    """Logprobs of so many tokens, best first."""
     body = {
         "prompt": ids,
         "n_predict": 1,
-        "n_probs": judging.TOP,
+        "n_probs": count,
         "temperature": 0.0,
         "ignore_eos": False,
         "cache_prompt": True,
@@ -48,8 +58,7 @@ def place(connection: http.client.HTTPConnection, ids: list[int], following: int
     if response.status != 200:
         raise SystemExit(f"{response.status}: {answer}")
     top = answer["completion_probabilities"][0]["top_logprobs"]
-    logprobs = {entry["id"]: entry["logprob"] for entry in top}
-    return judging.Place(list(logprobs), list(logprobs.values()), logprobs.get(following))
+    return {entry["id"]: entry["logprob"] for entry in top}
 
 
 if __name__ == "__main__":

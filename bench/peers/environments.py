@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -74,5 +75,6 @@ def _build_llama_server(python: Path, package: str, home: Path) -> None:
         options = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "BUILD_SHARED_LIBS=OFF", "LLAMA_OPENSSL=OFF")
         configure = ["cmake", "-S", str(source), "-B", str(build), *(f"-D{option}" for option in options)]
         subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build), "--target", "llama-server", "--parallel"], check=True)
+        jobs = str(os.cpu_count() or 1)
+        subprocess.run(["cmake", "--build", str(build), "--target", "llama-server", "--parallel", jobs], check=True)
         shutil.copy(build / "bin" / "llama-server", home / "bin")

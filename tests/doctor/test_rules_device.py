@@ -125,6 +125,7 @@ def test_more_is_offered_than_the_device_can_serve() -> None:
     )
     offered = found.get("offered_load_too_high")
     assert offered is not None and offered.figures["replicas_needed"] == 4
+    assert offered.figures["min_replicas"] == 3 and offered.figures["backlog_growth_per_s"] == pytest.approx(12.0)
     assert any(fix.setting == "replicas" and fix.to_value == 4 for fix in fixes)
 
 

@@ -64,7 +64,14 @@ def judge(case: Case) -> Ruling:
         "offered_requests_per_s": demand.offered_per_s,
         "capacity_requests_per_s": demand.capacity_per_s,
         "replicas_needed": float(demand.replicas),
+        "min_replicas": float(ceil(demand.ratio)),
+        "backlog_growth_per_s": demand.offered_per_s - demand.capacity_per_s,
     }
+    count = case.figures.load.num_requests
+    if count:
+        drain_s = count / demand.capacity_per_s
+        texts.append(f"{count:,} requests take {drain_s:,.0f} s to complete at that rate, however fast they come.")
+        figures["backlog_drain_s"] = drain_s
     refuted = [
         "A queue that empties by itself under the same load.",
         "More completions a second with another setting under the same load.",

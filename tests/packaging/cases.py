@@ -61,8 +61,9 @@ BARE = (
 
 WITH_A_MODEL = (
     Case("--version", r"torch \d"),
-    Case("bench --num-prompts 6 --policies chunked --capacity 4 --json", '"output_throughput"'),
-)
+    Case("bench --num-prompts 4 --prompt-tokens 20 --output-tokens 8 --policies chunked --capacity 4 --json",
+         '"output_throughput"'),
+)  # fmt: skip
 """With the extras and the bundled model."""
 
 SCRIPT = """

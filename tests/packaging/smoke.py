@@ -42,6 +42,7 @@ def _refuse(*args, **kwargs):
 socket.getaddrinfo = socket.create_connection = socket.socket.connect = _refuse
 """
 """A sitecustomize.py: whatever reaches for the network fails."""
+_REACH = "import socket; socket.create_connection(('127.0.0.1', 9), timeout=1)"
 
 
 @dataclass
@@ -88,17 +89,20 @@ class Environment:
     def run(
         self, command: Sequence[str], *, stdin: str = "", offline: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of its commands; nothing of the checkout is on its path."""
-        return subprocess.run(
-            [str(self.bin / command[0]), *command[1:]],
-            cwd=self.work,
-            env=self._environment(offline),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_TIMEOUT_S,
-            check=False,
-        )
+        """Run one of its commands; nothing of the checkout is on its path. Code 124: it took too long."""
+        try:
+            return subprocess.run(
+                [str(self.bin / command[0]), *command[1:]],
+                cwd=self.work,
+                env=self._environment(offline),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 124, "", f"still running after {_COMMAND_TIMEOUT_S} s")
 
     def _environment(self, offline: bool) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HEADWAY"))}
@@ -238,6 +242,8 @@ def main() -> int:
         bare.pip(str(wheel))
         left = untried(bare, BARE)
         outcome.note("every sub-command is tried", f"without a case: {left}" if left else None)
+        reached = bare.run(["python", "-c", _REACH], offline=True)
+        outcome.note("the network is out of reach", None if "stay offline" in reached.stderr else "it is not")
         bare.try_all(BARE, outcome, offline=True)
         done = bare.run(["python", "-c", SCRIPT], offline=True)
         outcome.note("the README's calls from Python", done.stderr if done.returncode else None)

@@ -8,7 +8,7 @@ coefficients of the recording, so a fit records again between rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headway.core.engine import Engine, Listener
@@ -17,7 +17,7 @@ from headway.core.request import Request
 from headway.executors.simulated.oracle import Chunk, LatencyOracle, StepShape, decode_shape
 from headway.executors.simulated.shape import shape_of
 from headway.report.summary import Summary
-from headway.simulation.run import SimulatedDeployment, SimulatedWorkload, simulate
+from headway.simulation.run import Observer, SimulatedDeployment, SimulatedWorkload, simulate
 
 _CONTEXT_BUCKETS = 32
 _MERGE_WITHIN = 0.16
@@ -168,10 +168,12 @@ class _Recorder:
             yield RecordedStep(shape, group.num_steps, group.tpot_weight, group.ttft_weight)
 
 
-def record(deployment: SimulatedDeployment, workload: SimulatedWorkload) -> tuple[Recording, Summary]:
+def record(
+    deployment: SimulatedDeployment, workload: SimulatedWorkload, *, observers: Sequence[Observer] = ()
+) -> tuple[Recording, Summary]:
     """Simulate once and keep the steps' shapes."""
     recorder = _Recorder()
-    summary = simulate(deployment, workload, observers=[recorder]).summary
+    summary = simulate(deployment, workload, observers=[recorder, *observers]).summary
     recording = Recording(
         tuple(recorder.steps()),
         recorder.num_requests,

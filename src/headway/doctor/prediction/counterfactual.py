@@ -18,6 +18,7 @@ from headway.doctor.prediction.gauges import gauges_of
 from headway.doctor.prediction.model_check import Observed
 from headway.doctor.prediction.oracle_fit import FittedModel, fit_model
 from headway.doctor.prediction.ranking import Simulated, rank
+from headway.doctor.prediction.running import MOST_WORK_OF_A_FIX, TooMuchWorkError
 from headway.doctor.prediction.workload_fit import FittedWorkload, fit_workload
 from headway.errors import HeadwayError
 from headway.evidence.load import LoadResult
@@ -25,8 +26,9 @@ from headway.report.error_bars import error_bars
 from headway.report.summary import Summary
 
 MOST_SIMULATED = 12
-_MOST_STEPS = 400_000
-"""Steps that all fixes together may take: some ten seconds. Two fixes are simulated even where each takes more."""
+_MOST_WORK = 4.5e6
+"""Work (see `Meter`) of all fixes' simulations together: some seconds. Two are simulated even where each takes more."""
+_LEAST_SIMULATED = 2
 _MOST_LOADS = 3
 METRICS = (
     "output_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "median_itl_ms", "p99_itl_ms",
@@ -77,14 +79,15 @@ def predict(evidence: Evidence, fixes: Sequence[Fix]) -> tuple[ModelCheck | None
 def predict_with(model: FittedModel, fixes: Sequence[Fix], objective: Objective) -> list[Fix]:
     """Simulate and rank fixes with a model that is fitted already; see `predict`."""
     done: list[Simulated | Fix] = []
-    num_steps = max(1, int(model.summary.get("num_steps") or 1))
-    most = min(MOST_SIMULATED, max(2, _MOST_STEPS // num_steps))
+    count, work = 0, 0.0
     for fix in fixes:
-        count = sum(isinstance(item, Simulated) for item in done)
-        if count >= most:
-            done.append(_noted(fix, f"Not simulated: only the first {most} are, with {num_steps:,} steps each."))
-        else:
-            done.append(_simulated(model, fix))
+        if count >= MOST_SIMULATED or (count >= _LEAST_SIMULATED and work >= _MOST_WORK):
+            done.append(_noted(fix, f"Not simulated: only the first {count} are, since each takes time."))
+            continue
+        item, more = _simulated(model, fix)
+        done.append(item)
+        work += more
+        count += isinstance(item, Simulated)
     return rank(done, model.summary, objective, _shown(model))
 
 
@@ -136,14 +139,19 @@ def _noted(fix: Fix, reason: str) -> Fix:
 # ------------------------------------------------------------------ one fix
 
 
-def _simulated(model: FittedModel, fix: Fix) -> Simulated | Fix:
+def _simulated(model: FittedModel, fix: Fix) -> tuple[Simulated | Fix, float]:
+    """The fix with what it does, or why that is not known; and the work of finding out."""
     try:
         changed = _change(model, fix)
-        summary = model.simulate(changed.deployment, changed.workload)
+        summary, work = model.run(changed.deployment, changed.workload, max(MOST_WORK_OF_A_FIX, 2 * model.work))
+    except TooMuchWorkError:
+        return _noted(
+            fix, "Not simulated: it is several times the work that the deployment as it is takes."
+        ), MOST_WORK_OF_A_FIX
     except NotSimulatedError as reason:
-        return _noted(fix, f"Not simulated: {reason}")
+        return _noted(fix, f"Not simulated: {reason}"), 0.0
     except HeadwayError as error:
-        return _noted(fix, f"Not simulated: {error.message}")
+        return _noted(fix, f"Not simulated: {error.message}"), 0.0
     summary = _times(summary, changed.replicas)
     bars = _bars(model, fix.setting, summary, changed.workload)
     predicted = tuple(
@@ -155,7 +163,7 @@ def _simulated(model: FittedModel, fix: Fix) -> Simulated | Fix:
     skipped = int(summary.get("num_skipped") or 0) - int(model.summary.get("num_skipped") or 0)
     if skipped > 0:
         note = f"{note} {skipped} of {len(changed.workload.requests)} requests would be refused as too long.".strip()
-    return Simulated(replace(fix, predicted=predicted, note=note), summary)
+    return Simulated(replace(fix, predicted=predicted, note=note), summary), work
 
 
 def step_error(model: FittedModel, setting: str) -> float:

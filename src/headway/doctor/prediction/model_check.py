@@ -97,8 +97,12 @@ def check_model(main: Observed, prices: Prices, summary: Summary, oracle_error: 
         for ending, miss in misses.items()
         if miss > METRIC_LIMIT
     }
+    if main.workload.grain > 1:
+        withheld["p99_itl_ms"] = "P99 ITL is not predicted: single steps are not simulated"
     if main.workload.hides_waits:
-        withheld["ttft_ms"] = "TTFT is not predicted: how long those at the head of the queue had waited is not told"
+        withheld["ttft_ms"] = "TTFT is not predicted: how long those in the queue wait is not told"
+        if main.workload.is_closed:
+            withheld["num_waiting"] = "Requests waiting are not predicted: not all clients are simulated"
     note, is_accepted = _verdict(errors, residual, bool(steps), prices, main.workload, withheld)
     check = ModelCheck(observed, simulated, residual, is_accepted, note)
     return Checked(check, max(steps) if steps else oracle_error, misses, withheld)
@@ -121,4 +125,4 @@ def _verdict(
     if residual > RESIDUAL_LIMIT:
         worst = max(errors, key=lambda key: errors[key])
         return f"{stated} That is more than {RESIDUAL_LIMIT:.0%} ({worst} most): nothing is predicted.", False
-    return " ".join([stated, *(f"{reason}." for reason in withheld.values()), *workload.assumptions]), True
+    return " ".join([stated, *(f"{reason}." for reason in withheld.values()), *workload.explained()]), True

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from headway.accuracy.step_recording import Recording, record
+from headway.accuracy.step_recording import Recording
 from headway.doctor.diagnosis import ModelCheck
 from headway.doctor.prediction.deployment_fit import FittedDeployment
+from headway.doctor.prediction.grain import steps_of
 from headway.doctor.prediction.model_check import Checked, Observed, Prices, check_model
-from headway.doctor.prediction.windowed import simulate_window
+from headway.doctor.prediction.running import record_fitted, simulate_fitted, within_bounds
 from headway.doctor.prediction.workload_fit import FittedWorkload
 from headway.report.summary import Summary
 
@@ -34,13 +36,17 @@ _QUEUE_MATCHED, _RATE_RANGE, _NUM_RATES = math.log(1.25), 0.1, 3
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """A deployment, its prices, the main workload, and the simulation of the two together, checked."""
+    """A deployment, its prices, the main workload, and the simulation of the two together, checked.
+
+    `work` is that of one simulation, see `Meter`.
+    """
 
     deployment: FittedDeployment
     workload: FittedWorkload
     prices: Prices
     summary: Summary
     checked: Checked
+    work: float
 
     @property
     def check(self) -> ModelCheck:
@@ -49,9 +55,18 @@ class FittedModel:
 
     def simulate(self, deployment: FittedDeployment | None = None, workload: FittedWorkload | None = None) -> Summary:
         """The summary of this model with another deployment or workload."""
+        return self.run(deployment, workload, math.inf)[0]
+
+    def run(
+        self, deployment: FittedDeployment | None, workload: FittedWorkload | None, most_work: float
+    ) -> tuple[Summary, float]:
+        """The same, and the work that it was.
+
+        Raises:
+            TooMuchWorkError: it would be more than that.
+        """
         priced = (deployment or self.deployment).priced_by(self.prices.scale, self.prices.step_s)
-        chosen = workload or self.workload
-        return simulate_window(priced, chosen.workload(), chosen.window)
+        return simulate_fitted(priced, workload or self.workload, most_work)
 
 
 def fit_model(deployment: FittedDeployment, observed: Sequence[Observed]) -> FittedModel:
@@ -60,27 +75,40 @@ def fit_model(deployment: FittedDeployment, observed: Sequence[Observed]) -> Fit
     A factor on device time and a time added to each step are the most likely ones, given their priors: with one load
     only, which cannot tell the two apart, an error of less than some ten percent is mostly put down to kernels and a
     larger one to the host. In an open loop the schedule follows the prices, so that it is recorded twice.
+
+    Raises:
+        NotSimulatedError: the load is too much work to simulate.
     """
-    prices, summary = _fitted_prices(deployment, observed)
-    main = observed[0]
+    prices, main = _fitted_prices(deployment, observed)
+    main, summary, work = _simulated(deployment, prices, main)
     if main.workload.is_estimated:
         main, summary = _matched_queue(deployment, main, prices, summary)
     checked = check_model(main, prices, summary, deployment.oracle_error)
-    return FittedModel(deployment, main.workload, prices, summary, checked)
+    return FittedModel(deployment, main.workload, prices, summary, checked, work)
 
 
-def _fitted_prices(deployment: FittedDeployment, observed: Sequence[Observed]) -> tuple[Prices, Summary]:
-    """The prices, and the simulation of the first load at them."""
-    main = observed[0]
+def _fitted_prices(deployment: FittedDeployment, observed: Sequence[Observed]) -> tuple[Prices, Observed]:
+    """The prices, and the first load with its workload made as cheap as it must be."""
+    items = list(observed)
+    fitted = [index for index, item in enumerate(items) if any(key in _FITTED for key in item.figures)]
     prices = Prices()
-    rounds = 1 if all(item.workload.is_closed for item in observed) else 2
-    fitted = [item for item in observed if any(key in _FITTED for key in item.figures)]
+    rounds = 2 if any(item.workload.follows_the_clock for item in observed) else 1
     for _ in range(rounds if fitted else 0):
         priced = deployment.priced_by(prices.scale, prices.step_s)
-        recordings = [record(priced, item.workload.workload())[0] for item in fitted]
-        prices = _most_likely(deployment, recordings, fitted)
+        runs = []
+        for index in fitted:
+            recording, workload = within_bounds(partial(record_fitted, priced), items[index].workload)
+            items[index] = replace(items[index], workload=workload)
+            runs.append(_Priced(deployment, recording, workload.grain))
+        prices = _most_likely(deployment, runs, [items[index] for index in fitted])
+    return prices, items[0]
+
+
+def _simulated(deployment: FittedDeployment, prices: Prices, main: Observed) -> tuple[Observed, Summary, float]:
+    """The simulation of a load at these prices, the load with its workload as cheap as it must be, and the work."""
     priced = deployment.priced_by(prices.scale, prices.step_s)
-    return prices, simulate_window(priced, main.workload.workload(), main.workload.window)
+    (summary, work), workload = within_bounds(partial(simulate_fitted, priced), main.workload)
+    return replace(main, workload=workload), summary, work
 
 
 def _matched_queue(
@@ -100,17 +128,15 @@ def _matched_queue(
     best = miss(summary)
     if abs(best) < _QUEUE_MATCHED:
         return main, summary
-    priced = deployment.priced_by(prices.scale, prices.step_s)
     low, high = (1.0 - _RATE_RANGE, 1.0) if best > 0 else (1.0, 1.0 + _RATE_RANGE)
     matched = main
     for _ in range(_NUM_RATES):
         middle = (low + high) / 2
-        workload = main.workload.at_rate(middle)
-        found = simulate_window(priced, workload.workload(), workload.window)
+        tried, found, _ = _simulated(deployment, prices, replace(main, workload=main.workload.at_rate(middle)))
         now = miss(found)
         low, high = (low, middle) if now > 0 else (middle, high)
         if abs(now) < abs(best):
-            best, summary, matched = now, found, replace(main, workload=workload)
+            best, summary, matched = now, found, tried
         if abs(best) < _QUEUE_MATCHED:
             break
     return matched, summary
@@ -118,8 +144,12 @@ def _matched_queue(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A kind of step: its price before the fit, and its weights in each mean (see `RecordedStep`)."""
+    """A kind of step: its price before the fit, and its weights in each mean (see `RecordedStep`).
 
+    `drafts` is what a drafter's passes make of the device's time: a factor.
+    """
+
+    drafts: float
     device_s: float
     host_s: float
     count: float
@@ -129,24 +159,28 @@ class _Step:
 class _Priced:
     """A recording whose prices are looked up once: another scale and host time then cost microseconds."""
 
-    def __init__(self, deployment: FittedDeployment, recording: Recording) -> None:
+    def __init__(self, deployment: FittedDeployment, recording: Recording, grain: int) -> None:
         oracle, speculation = deployment.deployment.oracle, deployment.deployment.speculation
-        self._drafts = 1.0
-        if speculation is not None:
-            self._drafts += speculation.num_speculative_tokens * speculation.draft_cost
+        budget = deployment.deployment.config.scheduler.max_num_batched_tokens
         self._steps = []
         for step in recording.steps:
-            time = oracle.step_time(step.shape)
-            self._steps.append(_Step(time.device_s, time.host_s, step.num_steps, step.tpot_weight))
+            for count, shape in steps_of(step.shape, grain, budget):
+                time = oracle.step_time(shape)
+                drafts = 1.0
+                if speculation is not None and time.device_s:
+                    drafts += speculation.drafting_s(oracle, shape, time.device_s) / time.device_s
+                weight = count * step.tpot_weight / grain
+                self._steps.append(_Step(drafts, time.device_s, time.host_s, count * step.num_steps, weight))
         self._recording = recording
+        self._num_output_tokens = grain * recording.num_output_tokens
 
     def means(self, scale: float, step_s: float) -> dict[str, float]:
         """Mean TPOT, by each of its names, and throughput at these prices."""
-        recording, factor = self._recording, self._drafts
+        recording = self._recording
         tpot_s = 0.0
         duration_s = recording.idle_s
         for step in self._steps:
-            device_s = max(0.0, step.device_s * scale + step_s) * factor
+            device_s = max(0.0, step.device_s * scale + step_s) * step.drafts
             seconds = max(device_s, step.host_s) if recording.is_async else device_s + step.host_s
             tpot_s += seconds * step.tpot_weight
             duration_s += seconds * step.count
@@ -155,13 +189,12 @@ class _Priced:
             "mean_tpot_ms": tpot_ms,
             "median_tpot_ms": tpot_ms,
             "mean_itl_ms": tpot_ms,
-            "output_throughput": recording.num_output_tokens / duration_s,
+            "output_throughput": self._num_output_tokens / duration_s,
         }
 
 
-def _most_likely(deployment: FittedDeployment, recordings: Sequence[Recording], observed: Sequence[Observed]) -> Prices:
+def _most_likely(deployment: FittedDeployment, runs: Sequence[_Priced], observed: Sequence[Observed]) -> Prices:
     """Scale and host time by damped Gauss-Newton steps on logarithms of ratios, with both priors as residuals."""
-    runs = [_Priced(deployment, recording) for recording in recordings]
     speculates = deployment.deployment.speculation is not None
     keys = [_fitted_keys(item, speculates) for item in observed]
 

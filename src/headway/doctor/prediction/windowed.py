@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.core.engine import Engine, Listener
@@ -10,7 +11,7 @@ from headway.report.latency import LatencyAccumulator
 from headway.report.slo import RequestRecord
 from headway.report.summary import DEFAULT_PERCENTILES, ServingStats, Summary, latency_keys
 from headway.simulation.measurement import Measurement
-from headway.simulation.run import SimulatedDeployment, SimulatedWorkload, simulate
+from headway.simulation.run import Observer, SimulatedDeployment, SimulatedWorkload, simulate
 
 _LEAST_SAMPLES = 5
 
@@ -25,15 +26,21 @@ class Window:
     until_s: float | None = None
 
 
-def simulate_window(deployment: SimulatedDeployment, workload: SimulatedWorkload, window: Window | None) -> Summary:
+def simulate_window(
+    deployment: SimulatedDeployment,
+    workload: SimulatedWorkload,
+    window: Window | None,
+    *,
+    observers: Sequence[Observer] = (),
+) -> Summary:
     """The summary of a simulation, its latencies, rates and gauges within a window; of all where there is none.
 
     Counts of preemptions and steps stay those of the whole run.
     """
     if window is None:
-        return simulate(deployment, workload).summary
+        return simulate(deployment, workload, observers=observers).summary
     observer = _WindowObserver(window)
-    whole = simulate(deployment, workload, observers=[observer]).summary
+    whole = simulate(deployment, workload, observers=[observer, *observers]).summary
     return whole | observer.summary()
 
 

@@ -13,6 +13,7 @@ from headway.doctor.figures import Figures
 from headway.doctor.prediction.arrivals_fit import Arrivals, fit_arrivals, held_population
 from headway.doctor.prediction.deployment_fit import FittedDeployment, NotSimulatedError
 from headway.doctor.prediction.gauges import Gauges
+from headway.doctor.prediction.grain import coarse_request
 from headway.doctor.prediction.lengths_fit import Lengths, fit_lengths
 from headway.doctor.prediction.windowed import Window
 from headway.errors import HeadwayError
@@ -25,9 +26,13 @@ from headway.workload.trace import TraceRequest
 _PREFIX_KEY_TOKENS = 16
 _MOST_REQUESTS, _LEAST_REQUESTS = 1500, 60
 _WAVES, _LEAST_WAVES = 8, 1.3
+_MOST_CLIENTS, _CLIENTS_PER_SEAT = 1200, 1.25
+"""Clients beyond that are left out, unless that many run."""
 _WARM_UP, _MOST_WARM_UP = 0.2, 0.8
 _SECONDS = 0.3
 _LONG_OUTPUT = 500
+_LEAST_COARSE_OUTPUT = 100
+"""Coarse steps that an output has at least, on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,8 @@ class FittedWorkload:
     """Requests and how they are offered, as the evidence tells it or under the assumptions stated.
 
     `window` is what is measured of a run: None for a benchmark, all of which its client measured. `is_estimated`: the
-    rate is not given but derived. `hides_waits`, `seen` and `is_part` are as in `Arrivals`.
+    rate is not given but derived. `hides_waits`, `seen` and `is_part` are as in `Arrivals`. A simulated step stands for
+    `grain` steps; lengths and window are those of the fine ones.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -48,15 +54,58 @@ class FittedWorkload:
     assumptions: tuple[str, ...] = ()
     seen: Mapping[str, float] = field(default_factory=dict)
     is_part: bool = False
+    grain: int = 1
 
     @property
     def is_closed(self) -> bool:
         """Whether requests come when others end."""
         return self.concurrency is not None
 
+    @property
+    def follows_the_clock(self) -> bool:
+        """Whether anything comes at an instant of its own, so that how long steps take decides what they hold."""
+        return (not self.is_closed or self.is_paced) and any(item.arrival_s > 0.0 for item in self.requests)
+
     def workload(self) -> SimulatedWorkload:
         """As a simulation takes it. Requests that a deployment could never hold are left out and counted."""
-        return SimulatedWorkload(self.requests, self.concurrency, skip_too_long=True, is_paced=self.is_paced)
+        requests = [coarse_request(item, self.grain) for item in self.requests]
+        return SimulatedWorkload(requests, self.concurrency, skip_too_long=True, is_paced=self.is_paced)
+
+    def cheaper(self, share: float) -> FittedWorkload | None:
+        """This workload with about that share of the work; None if nothing more can be left out.
+
+        Long outputs are taken in coarser steps first: that keeps how many run and wait. Else fewer requests come, as
+        long as they are more than once as many as clients.
+        """
+        factor = 2 ** math.ceil(math.log2(1.0 / share))
+        mean_output = sum(item.num_output_tokens for item in self.requests) / len(self.requests)
+        while factor > 1 and mean_output < _LEAST_COARSE_OUTPUT * self.grain * factor:
+            factor //= 2
+        if factor > 1:
+            grain = self.grain * factor
+            return replace(self, grain=grain)
+        least = max(_LEAST_REQUESTS, math.ceil(_LEAST_WAVES * (self.concurrency or 0)))
+        count = max(least, int(share * len(self.requests)))
+        if count >= len(self.requests):
+            return None
+        window = self.window
+        if window is not None:
+            until_s = None if window.until_s is None else self.requests[count - 1].arrival_s
+            if until_s == 0.0:
+                return None
+            window = Window(min(window.num_before, int(_MOST_WARM_UP * count)), count, until_s)
+        text = f"{count:,} of these requests are simulated."
+        return replace(self, requests=self.requests[:count], window=window, assumptions=(*self.assumptions, text))
+
+    def explained(self) -> tuple[str, ...]:
+        """The assumptions that it is made under."""
+        if self.grain == 1:
+            return self.assumptions
+        text = (
+            f"Steps are simulated {self.grain} at a time, with requests and KV pool {self.grain} times smaller: gaps "
+            "between single tokens are means of as many."
+        )
+        return (*self.assumptions, text)
 
     def at_rate(self, factor: float) -> FittedWorkload:
         """Arrivals that come `factor` times as often; as long in time if the window ends at an instant.
@@ -129,6 +178,7 @@ def fit_workload(
     most = _affordable(lengths, is_stepped)
     held = held_population(figures) if holds_population else None
     arrivals = held or fit_arrivals(figures, load, gauges, lengths, most)
+    arrivals = _with_fewer_clients(arrivals, config.scheduler.max_num_seqs * deployment.deployment.num_ranks)
     count = _num_requests(arrivals, load, most)
     hit_rate = figures.load.prefix_hit_rate or 0.0
     pairs = lengths.draw(count, config.scheduler.max_model_len)
@@ -156,6 +206,16 @@ def fit_workload(
         arrivals.seen,
         arrivals.is_part,
     )
+
+
+def _with_fewer_clients(arrivals: Arrivals, seats: int) -> Arrivals:
+    """A closed loop without the clients that would only make its queue longer, where they are thousands."""
+    most = max(_MOST_CLIENTS, math.ceil(_CLIENTS_PER_SEAT * seats))
+    if arrivals.concurrency is None or arrivals.concurrency <= most:
+        return arrivals
+    text = f"{most:,} of the {arrivals.concurrency:,} clients are simulated; the others would only wait longer."
+    assumptions = (*arrivals.assumptions, text)
+    return replace(arrivals, concurrency=most, hides_waits=True, assumptions=assumptions)
 
 
 def _window(arrivals: Arrivals, count: int, load: LoadResult | None) -> Window | None:

@@ -83,6 +83,17 @@ class TestMeasurement:
         for record in replayed.records:
             assert by_id[record.request_id][1:] == pytest.approx(record[1:], rel=1e-9)
 
+    @pytest.mark.parametrize(("ranks", "is_async"), [(1, False), (1, True), (2, False)])
+    def test_an_idle_engine_runs_nothing(self, ranks: int, is_async: bool) -> None:
+        """Little's law: requests under way are their rate × their latency, to a step."""
+        workload, _ = WorkloadOptions(
+            num_prompts=60, request_rate=0.05, prompt_tokens="100", output_tokens="40-80", burstiness=0.5
+        ).open()
+        summary = simulate(make_deployment(ranks=ranks, is_async=is_async), workload).summary
+        expected = (summary["request_throughput"] or 0.0) * (summary["mean_e2el_ms"] or 0.0) / 1e3
+        assert expected < 0.2
+        assert summary["mean_num_running"] == pytest.approx(expected, rel=0.1)
+
     def test_stories_add_up(self) -> None:
         """Queued, prefilling, decoding, stalled and preempted times are the whole latency; some of each occur."""
         stories: list[RequestStory] = []

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from headway.core.engine import Engine
-from headway.core.events import Event, RequestEnded, RequestRefused, StepFinished, StrideFinished
+from headway.core.events import Event, RequestArrived, RequestEnded, RequestRefused, StepFinished, StrideFinished
 from headway.core.plan import RequestOutput
 from headway.core.request import FinishReason, Request
 from headway.report.slo import RequestRecord
@@ -61,7 +61,7 @@ class Measurement:
         self._stats = stats
         self._on_record = on_record
         self._on_ended = on_ended
-        self._updated_at = 0.0
+        self._updated_at = self._counted_at = 0.0
         self._num_updates = 0
         self._gaps = SuffixMaximum()
         """Times between updates: the gaps of whoever gets a token in each."""
@@ -81,6 +81,9 @@ class Measurement:
             self._step(event)
         elif isinstance(event, StrideFinished):
             self._stride(event)
+        elif isinstance(event, RequestArrived):
+            if not self._scheduler.running and len(self._scheduler.waiting) == 1:
+                self._counted_at = event.at  # The engine stood idle until now.
         elif isinstance(event, RequestEnded | RequestRefused):
             self._stats.add_failure()
             self._forget(event.request)
@@ -101,7 +104,8 @@ class Measurement:
     def _count_time(self, now: float) -> None:
         scheduler = self._scheduler
         num_waiting, num_running = len(scheduler.waiting), len(scheduler.running)
-        elapsed_s = now - self._updated_at
+        elapsed_s = now - self._counted_at
+        self._counted_at = now
         self.waiting_s += num_waiting * elapsed_s
         self.running_s += num_running * elapsed_s
         if num_waiting:

@@ -37,7 +37,7 @@ def test_a_table_with_an_error_bar_for_each_metric() -> None:
     """An oracle that nobody judged has none, and that is said."""
     result = _run(*TOY)
     assert result.exit_code == 0
-    for label in ("TTFT, ms", "TPOT, ms", "ITL, ms", "E2EL, ms", "Output tok/s", "KV usage, mean", "Preemptions"):
+    for label in ("TTFT, ms", "TPOT, ms", "ITL, ms", "E2EL, ms", "Output tok/s", "KV usage mean", "Preemptions"):
         assert label in result.output
     assert "never judged on measurements" in result.output and "unknown" in result.output
     assert "open loop, 20 requests/s" in result.output

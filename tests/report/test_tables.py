@@ -8,7 +8,8 @@ import re
 import pytest
 from rich.console import Console, RenderableType
 
-from headway.report.tables import SERVING_METRICS, comparison_table, facts_table, format_number
+from headway.report.metrics import SERVING_METRICS
+from headway.report.tables import comparison_table, facts_table, format_number
 
 RESULTS = {
     "naive": {"output_throughput": 38.2, "p99_itl_ms": 33.1, "mean_kv_waste": 0.91, "num_preemptions": 0},

@@ -14,7 +14,8 @@ from headway.config import BATCHING_POLICIES
 from headway.core.policies import blaming, make_policy
 from headway.errors import ConfigError
 from headway.report.error_bars import error_bars
-from headway.report.simulation_table import SIMULATION_METRICS, prediction_table
+from headway.report.metrics import SIMULATION_METRICS
+from headway.report.simulation_table import prediction_table
 from headway.report.slo import parse_slo
 from headway.report.tables import comparison_table, facts_table, format_number
 from headway.report.words import counted

@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.report.explain import RequestStory
 from headway.report.files import write_file
+from headway.report.metrics import LATENCIES, STATISTICS, metrics
 from headway.report.svg import Svg
 from headway.report.tables import format_number
 from headway.report.words import LATENCIES_IN_WORDS
@@ -156,12 +157,12 @@ def distribution(values: Sequence[float], title: str, x_label: str) -> Series:
 def summary_rows(summary: Mapping[str, Any], bars: Mapping[str, float | None]) -> list[tuple[str, list[str]]]:
     """Latencies by statistic with their error bars."""
     rows = []
-    for label, key in (("TTFT, ms", "ttft"), ("TPOT, ms", "tpot"), ("ITL, ms", "itl"), ("E2EL, ms", "e2el")):
-        values = [summary.get(f"{name}_{key}_ms") for name in ("mean", "p50", "p90", "p95", "p99")]
+    for label, key in LATENCIES:
+        values = [summary.get(f"{name}_{key}_ms") for name in STATISTICS]
         bar = bars.get(f"mean_{key}_ms")
         cells = ["–" if value is None else format_number(value) for value in values]
-        rows.append((label, [*cells, "unknown" if bar is None else f"± {bar:.0%}"]))
-    for label, key in (("Output tok/s", "output_throughput"), ("Requests/s", "request_throughput")):
-        value = summary.get(key)
-        rows.append((label, ["–" if value is None else format_number(value), "", "", "", "", ""]))
+        rows.append((f"{label}, ms", [*cells, "unknown" if bar is None else f"± {bar:.0%}"]))
+    for metric in metrics("output_throughput", "request_throughput"):
+        value = summary.get(metric.key)
+        rows.append((metric.label, ["–" if value is None else format_number(value), "", "", "", "", ""]))
     return rows

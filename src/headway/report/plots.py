@@ -8,8 +8,9 @@ from typing import Any
 
 from headway.errors import ConfigError
 from headway.report.files import check_writable, write_file
+from headway.report.metrics import Metric
 from headway.report.svg import Svg
-from headway.report.tables import Metric, format_value
+from headway.report.tables import format_value
 
 PLOTTED_METRICS = (
     Metric("Output throughput, tok/s", "output_throughput", better="high"),

@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-Better = Literal["high", "low"]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One line of a comparison: how it is called, where it comes from, how it is written."""
-
-    label: str
-    key: str
-    unit: Literal["", "ms", "%"] = ""
-    better: Better | None = None
-    digits: int | None = None
-    """Decimals; None chooses them by size, to three significant digits."""
-
-
-SERVING_METRICS = (
-    Metric("Output tok/s", "output_throughput", better="high"),
-    Metric("Requests/s", "request_throughput", better="high"),
-    Metric("TTFT mean", "mean_ttft_ms", "ms", "low"),
-    Metric("TTFT p50", "p50_ttft_ms", "ms", "low"),
-    Metric("TTFT p99", "p99_ttft_ms", "ms", "low"),
-    Metric("TPOT p50", "p50_tpot_ms", "ms", "low"),
-    Metric("TPOT p99", "p99_tpot_ms", "ms", "low"),
-    Metric("ITL p50", "p50_itl_ms", "ms", "low"),
-    Metric("ITL p99", "p99_itl_ms", "ms", "low"),
-    Metric("Goodput, req/s", "request_goodput", better="high"),
-    Metric("KV waste mean", "mean_kv_waste", "%", "low"),
-    Metric("KV waste peak", "peak_kv_waste", "%", "low"),
-    Metric("Preemptions", "num_preemptions", better="low", digits=0),
-)
+from headway.report.metrics import SERVING_METRICS, Better, Metric
 
 
 def comparison_table(

@@ -64,15 +64,8 @@ class SimulatedDeployment:
 
     def make_engine(self, source: ArrivalSource, *, fast_forward: bool) -> Engine:
         """One rank's engine, under a clock of its own."""
-        config = self.config
         depth = self.depth
-        scheduler = Scheduler(
-            config.scheduler,
-            config.cache,
-            policy=config.policy,
-            engine_version=config.engine_version,
-            max_in_flight=depth,
-        )
+        scheduler = Scheduler.of(self.config, max_in_flight=depth)
         executor = SimulatedExecutor(self.oracle, speculation=self.speculation, prepares_ahead=self.prepares_ahead)
         fast = fast_forward and self.speculation is None and scheduler.fast_forward()
         kind = FastForwardEngine if fast else Engine

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -34,31 +35,35 @@ class WaitingQueue(Protocol):
 
 
 class FcfsQueue:
-    """First come, first served; those put back stand at the very front."""
+    """First come, first served; those put back stand at the very front.
+
+    Taking a request out costs the same wherever it stands and however many wait: a crowd may hang up all at once.
+    """
 
     def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
+        self._requests: OrderedDict[Request, None] = OrderedDict()
 
     def add(self, request: Request) -> None:
         """See `WaitingQueue`."""
-        self._requests.append(request)
+        self._requests[request] = None
 
     def put_back(self, request: Request) -> None:
         """See `WaitingQueue`."""
-        self._requests.appendleft(request)
+        self._requests[request] = None
+        self._requests.move_to_end(request, last=False)
 
     def peek(self) -> Request:
         """See `WaitingQueue`."""
-        return self._requests[0]
+        return next(iter(self._requests))
 
     def pop(self) -> Request:
         """See `WaitingQueue`."""
-        return self._requests.popleft()
+        return self._requests.popitem(last=False)[0]
 
     def remove(self, requests: Iterable[Request]) -> None:
         """See `WaitingQueue`."""
-        gone = set(requests)
-        self._requests = deque(request for request in self._requests if request not in gone)
+        for request in requests:
+            self._requests.pop(request, None)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -71,6 +76,10 @@ def _urgency(request: Request) -> tuple[float, float]:
     return request.priority, request.arrived_at
 
 
+_Entry = tuple[tuple[float, ...], str, int, Request]
+"""Key, id, a running number that keeps requests from being compared, and the request."""
+
+
 class PriorityQueue:
     """Lowest (key, id) first; being put back gives no advantage.
 
@@ -80,33 +89,47 @@ class PriorityQueue:
 
     def __init__(self, key: Callable[[Request], tuple[float, ...]] = _urgency) -> None:
         self._key = key
-        self._heap: list[tuple[tuple[float, ...], str, Request]] = []
+        self._entries: dict[Request, _Entry] = {}
+        self._heap: list[_Entry] = []
+        """Also entries of requests that were taken out, until they come up or are the most."""
+        self._numbers = itertools.count()
 
     def add(self, request: Request) -> None:
         """See `WaitingQueue`."""
-        heapq.heappush(self._heap, (self._key(request), request.request_id, request))
+        entry = self._key(request), request.request_id, next(self._numbers), request
+        self._entries[request] = entry
+        heapq.heappush(self._heap, entry)
 
     put_back = add
 
     def peek(self) -> Request:
         """See `WaitingQueue`."""
-        return self._heap[0][-1]
+        while True:
+            entry = self._heap[0]
+            if self._entries.get(entry[-1]) is entry:
+                return entry[-1]
+            heapq.heappop(self._heap)
 
     def pop(self) -> Request:
         """See `WaitingQueue`."""
-        return heapq.heappop(self._heap)[-1]
+        request = self.peek()
+        heapq.heappop(self._heap)
+        del self._entries[request]
+        return request
 
     def remove(self, requests: Iterable[Request]) -> None:
         """See `WaitingQueue`."""
-        gone = set(requests)
-        self._heap = [entry for entry in self._heap if entry[-1] not in gone]
-        heapq.heapify(self._heap)
+        for request in requests:
+            self._entries.pop(request, None)
+        if len(self._heap) > 2 * len(self._entries):
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        return (entry[-1] for entry in sorted(self._heap, key=lambda entry: entry[:2]))
+        return (entry[-1] for entry in sorted(self._entries.values()))
 
 
 def make_queue(scheduling_policy: str) -> WaitingQueue:

@@ -67,11 +67,27 @@ a run*; *records that come one by one, an object a line*. `bench` and `simulate`
 |---|---|---|
 """
 
+_SIMULATION_KEYS = {
+    "`gpu`, `num_gpus`, `tensor_parallel_size`, `pipeline_parallel_size`, `data_parallel_size`, `latency`, "
+    "`enable_prefix_caching`, `async_scheduling`": "the deployment, as resolved",
+    "`provenance`, `oracle_error`": "where step times come from, and their typical error; null if never judged",
+    "`error_bars`": "relative error expected of each metric, by its key; null where nothing is known",
+    "`mean_kv_usage`, `peak_kv_usage`, `mean_num_running`, `peak_num_running`, `mean_num_waiting`, "
+    "`peak_num_waiting`": "over the run",
+    "`saturation`": "share of the time in which a queue stood",
+    "`groups`": "with `--clients`: the figures of each kind of client",
+    "`num_skipped`": "requests left out as too long",
+    "`capacity`": "with `--capacity`: what the deployment carries, and the replicas that the load needs",
+    "`simulation_wall_s`": "how long the simulation itself took",
+}
+
 
 def commands_page(note: str) -> str:
     """The page."""
     parts = ["# Commands", note + _CONVENTIONS.rstrip()]
     parts += [f"| `{name}` | {shape} | {text} |" for name, (shape, text) in JSON_SHAPES.items()]
+    parts += ["", "Keys of `simulate` beside those of `bench` (`request_rate` is null in a closed loop):", ""]
+    parts += ["| key | meaning |", "|---|---|", *(f"| {keys} | {text} |" for keys, text in _SIMULATION_KEYS.items())]
     with click.Context(cli, info_name="headway") as context:
         for group, purposes in _GROUPS.items():
             parts += ["", f"## {group}"]

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from headway.cli import cli
-from tests.docs_text import generator
+from headway.frontends import steplog_input
+from tests.docs_text import ROOT, generator
 
 SHAPES: dict[str, tuple[str, str]] = generator()._neighbour("commands_page").JSON_SHAPES
 START = "vllm serve llama-3.1-8b --max-num-seqs 64 --max-model-len 4096"
@@ -53,3 +54,29 @@ def test_where_one_thing_is_asked_the_lists_repeat_its_keys() -> None:
         document = json.loads(CliRunner().invoke(cli, LINES[name][0]).stdout)
         (first,) = document[key]
         assert {field: value for field, value in document.items() if field != key} == first
+
+
+def _named_on(page: str) -> set[str]:
+    """Words in code on a page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return {word for span in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\w+", span)}
+
+
+def test_keys_of_a_plan_are_documented() -> None:
+    """With lengths, for a model that fits; `fixes` and `gains` have the same keys."""
+    line = ("plan", "llama-3.1-8b", "--gpu", "l40s", "--lengths", "512/256", "--tpot-ms", "60", "--json")
+    document = json.loads(CliRunner().invoke(cli, line).stdout)
+    keys = {*document, *document["terms"][0], *document["ranks"][0], *document["gains"][0]}
+    assert keys - _named_on("docs/planner.md") == set()
+
+
+def test_keys_of_a_simulation_are_documented() -> None:
+    """Those of `bench` in bench/README.md, the others in docs/commands.md."""
+    (row,) = json.loads(CliRunner().invoke(cli, TOY).stdout)
+    statistic = re.compile(r"(mean|median|std|p\d\d)_(ttft|tpot|itl|e2el)_ms")
+    documented = _named_on("bench/README.md") | _named_on("docs/commands.md")
+    assert {key for key in row if not statistic.fullmatch(key)} - documented == set()
+
+
+def test_settings_of_a_step_log_are_documented() -> None:
+    assert set(steplog_input._CONFIG) - _named_on("docs/step-logs.md") == set()

@@ -93,10 +93,11 @@ used*.
   figures, `weak` where more than one thing may.
 - The simulation is fitted to the evidence first: arrivals, lengths, prefix hits, step times. If it does not reproduce
   what was seen, nothing is predicted, and the page says by how much it was off.
-- A prediction compares two simulations, before and after, so that both share the model's error. ± is the error of
-  step times, carried to the metric ([how far off: doctor-accuracy.md](doctor-accuracy.md)). Effects under 3 % are none.
+- A prediction compares two simulations, before and after, so that both share the model's error. ± carries the errors
+  of step times, of the load and of the stretch watched to the metric ([how far off](doctor-accuracy.md)).
+  Effects under 3 % are none.
 - The first fix is the smallest change that reaches the objective (`--slo`), or, without one, that brings at least
-  half of what the best one brings.
+  half of what the best one brings. Where requests wait or are preempted, one after which none do comes before others.
 - A smaller `tensor_parallel_size` is advised, and simulated, on the same GPUs: the ones it frees carry replicas. It is
   advised where all-reduces take most of the steps under load, or where further GPUs were measured to bring nothing.
 

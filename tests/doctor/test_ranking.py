@@ -54,3 +54,14 @@ def test_blocks_that_come_free_show_in_throughput_where_waiting_requests_have_no
     cap = Fix("max_tokens", None, 4096, "", ("runaway_generation",))
     (fix,) = rank([Simulated(cap, {**before, "output_throughput": 900.0})], before, Objective(), tuple(before))
     assert fix.helps
+
+
+def test_what_ends_the_queue_comes_before_what_only_shortens_it() -> None:
+    """Even if it needs a further GPU; where nothing ends it, flags come first as ever."""
+    half = simulated(
+        "kv_cache_dtype", "auto", "fp8", "kv_starvation", p99_ttft_ms=900.0, num_preemptions=30, completed=90
+    )
+    whole = simulated("replicas", 1, 2, "kv_starvation", p99_ttft_ms=300.0, num_preemptions=0, completed=90)
+    assert order(half, whole) == ["replicas", "kv_cache_dtype"]
+    still = simulated("replicas", 1, 2, "kv_starvation", p99_ttft_ms=300.0, mean_num_waiting=9.0, mean_num_running=20.0)
+    assert order(half, still) == ["kv_cache_dtype", "replicas"]

@@ -32,6 +32,13 @@ _TARGETS: Mapping[BottleneckKind, tuple[str, ...]] = {
     "cpu_launch_bound": ("mean_tpot_ms",),
 }
 """What a user feels of a bottleneck, and a fix should improve."""
+_QUEUES: frozenset[BottleneckKind] = frozenset(
+    ("kv_starvation", "waiting_queue_stall", "prefill_compute_bound", "offered_load_too_high")
+)
+"""Bottlenecks that a queue shows, or requests that go back to it: gone when both are."""
+_QUEUED_SHARE = 0.1
+"""Waiting requests per running one that are taken within a step or two."""
+_PREEMPTED_SHARE = 0.01
 _LAST = frozenset((
     "replicas", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "request_rate",
 ))  # fmt: skip
@@ -65,9 +72,9 @@ def rank(items: Sequence[Simulated | Fix], before: Summary, objective: Objective
     `items` come smallest change first. Those that meet every bound of the objective keep that order and lead (without
     bounds: those that bring at least half of the best gain); others that help follow, most gain first. Of either, those
     for the most limiting bottleneck, which is the first fix's, come first: a larger cache puts requests that never end
-    off, and does not end them. Among these, what needs no further GPU and turns no request away comes first, unless no
-    flag lifts the bottleneck. Then come those that were not simulated, except that one which stood before all
-    simulated ones stays in front; last, what does not help.
+    off, and does not end them. Among these, what leaves no queue comes first, if anything does and there are no bounds;
+    then what needs no further GPU and turns no request away, unless no flag lifts the bottleneck. Then come those that
+    were not simulated, except that one which stood before all simulated ones stays in front; last, what does not help.
     """
     gains = {id(item): _gain(item, before, objective, shown) for item in items if isinstance(item, Simulated)}
     best = max(gains.values(), default=0.0)
@@ -89,9 +96,33 @@ def rank(items: Sequence[Simulated | Fix], before: Summary, objective: Objective
             helping.append((gain, fix))
     helping.sort(key=lambda pair: -pair[0])
     useful = [*reaching, *(fix for _, fix in helping)]
+    leaves = {(fix.setting, repr(fix.to_value)) for fix in _leaving_a_queue(items, objective)}
     first = next((kind for fix in map(_fix_of, items) for kind in fix.addresses[:1]), None)
-    useful.sort(key=lambda fix: (first not in fix.addresses, fix.setting in _LAST and first not in _BEYOND_FLAGS))
+    useful.sort(
+        key=lambda fix: (
+            first not in fix.addresses,
+            (fix.setting, repr(fix.to_value)) in leaves,
+            fix.setting in _LAST and first not in _BEYOND_FLAGS,
+        )
+    )
     return [*leading, *useful, *unsimulated, *useless]
+
+
+def _leaving_a_queue(items: Sequence[Simulated | Fix], objective: Objective) -> list[Fix]:
+    """Fixes after which requests still wait, or are still preempted, although a fix is there to end that."""
+    if objective.bounds or objective.goal == "throughput":
+        return []
+    return [
+        item.fix
+        for item in items
+        if isinstance(item, Simulated) and _QUEUES & {*item.fix.addresses} and _has_queue(item.summary)
+    ]
+
+
+def _has_queue(summary: Summary) -> bool:
+    waiting, running = summary.get("mean_num_waiting") or 0.0, summary.get("mean_num_running") or 0.0
+    preempted, completed = summary.get("num_preemptions") or 0, summary.get("completed") or 0
+    return waiting >= max(1.0, _QUEUED_SHARE * running) or preempted > _PREEMPTED_SHARE * completed
 
 
 def _fix_of(item: Simulated | Fix) -> Fix:

@@ -233,10 +233,13 @@ def _too_small(case: Case) -> Ruling:
             f"A step of {budget:,} tokens computes prompts at {percent(efficiency)} of the rate of one of 8,192: "
             "weights are read and fixed costs are paid for too few rows."
         )
-    elif is_small and case.wants_throughput and not texts:
+    elif is_small and case.wants_throughput and not texts and efficiency is None and not case.figures.series:
         texts.append(
             f"Nobody waits for single tokens here: {budget:,} tokens a step cut prompts into more steps than needed."
         )
+    is_idle = case.figures.series and not (queue is not None and queue.is_lasting)
+    if is_idle and case.wants_throughput:
+        return NOTHING  # a client that sends little fills no step of any size
     if not texts or not (waits or case.wants_throughput or case.violates("ttft") or _first_tokens_wait(case, budget)):
         return NOTHING
     figures: dict[str, float | str | bool] = {"direction": "up", "max_num_batched_tokens": float(budget)}

@@ -134,4 +134,11 @@ def best_gain(case: Case) -> float | None:
     budget = settings.max_num_batched_tokens or 8192
     now = physics.output_tokens_per_s(round(running), prompt, output, max(budget, 2 * round(running)))
     then = physics.output_tokens_per_s(round(most), prompt, output, max(16384, 2 * round(most)))
-    return max(1.0, then / now)
+    return max(1.0, then / now, then / output / served if (served := _wasted_on(case)) else 0.0)
+
+
+def _wasted_on(case: Case) -> float | None:
+    """Requests a second that complete although much is computed twice: what a batch of this size does is then more."""
+    seen, served = case.figures.preemptions, case.figures.load.completed_per_s
+    is_wasteful = seen is not None and (seen.per_request or 0.0) >= limits.PREEMPTED_OFTEN
+    return served if is_wasteful and served else None

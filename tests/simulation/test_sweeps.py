@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from headway.errors import ConfigError
 from headway.report.summary import Summary
 from headway.simulation.options import DeploymentOptions
 from headway.simulation.run import simulate
@@ -77,6 +78,18 @@ class TestBudget:
         blocks = [given.resolve().deployment.config.cache.num_blocks for given in options]
         assert blocks[0] > 1.5 * blocks[1]
 
+    def test_fewer_scheduled_tokens_cost_no_memory(self) -> None:
+        """max_num_scheduled_tokens cuts steps as a budget of that size does, and leaves the plan alone."""
+        plain = DeploymentOptions(**LLAMA, max_num_batched_tokens=8192)
+        options = (
+            plain,
+            replace(plain, max_num_scheduled_tokens=1024),
+            replace(plain, max_num_batched_tokens=1024),
+        )
+        configs = [given.resolve().deployment.config for given in options]
+        assert [config.scheduler.max_num_batched_tokens for config in configs] == [8192, 1024, 1024]
+        assert configs[0].cache == configs[1].cache != configs[2].cache
+
     def test_a_threshold_lets_short_prompts_past_long_ones(self) -> None:
         """Prompts of 30k beside chats: no long one may take the step from the short ones."""
         workload, _ = WorkloadOptions(num_prompts=100, clients="8x200/100,2x30000/20").open()
@@ -132,6 +145,24 @@ class TestParallelism:
         (split,) = sweep("tensor_parallel_size", (2,), load, gpu="h100")
         (copies,) = sweep("data_parallel_size", (2,), load, gpu="h100")
         assert (split["mean_tpot_ms"] or 0) < 0.8 * (copies["mean_tpot_ms"] or 0)
+
+    def test_a_pipeline_answers_a_single_client_no_sooner(self) -> None:
+        """A token needs the one before it, through all stages; working ahead saves the host's time alone."""
+        load = CHAT | {"concurrency": 1, "num_prompts": 4}
+        (single,) = sweep("async_scheduling", (True,), load)
+        waits, ahead = sweep("async_scheduling", (False, True), load, pipeline_parallel_size=2)
+        assert ahead["mean_tpot_ms"] == pytest.approx(single["mean_tpot_ms"], rel=0.02)
+        assert 1.01 < (waits["mean_tpot_ms"] or 0) / (ahead["mean_tpot_ms"] or 1) < 1.5
+
+    @pytest.mark.parametrize(("version", "works_ahead"), [("0.14.0", False), ("0.15.0", True), ("0.11.0", False)])
+    def test_pipelines_work_ahead_since_0_15(self, version: str, works_ahead: bool) -> None:
+        options = DeploymentOptions(**LLAMA, pipeline_parallel_size=2, engine_version=version)
+        deployment = options.resolve().deployment
+        assert deployment.prepares_ahead is works_ahead
+        assert not deployment.config.scheduler.async_scheduling and deployment.depth == 2
+        if not works_ahead:
+            with pytest.raises(ConfigError, match="over a pipeline"):
+                replace(options, async_scheduling=True).resolve()
 
 
 class TestPrefixCache:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from headway.core.request import Request
 from headway.errors import ConfigError
-from headway.report.slo import Slo
+from headway.report.slo import RequestRecord, Slo
 from headway.report.summary import Summary
 from headway.simulation.run import SimulatedDeployment, simulate
 from headway.simulation.workload_options import WorkloadOptions
@@ -49,7 +51,7 @@ class LoadLimit:
 
     Args:
         load: requests/s in an open loop, clients in a closed one; 0 where not even one request meets them.
-        share: of the requests, that met every objective there.
+        share: of the requests judged, that met every objective there.
         is_saturated: no objective ends here, but the deployment's throughput.
     """
 
@@ -81,7 +83,7 @@ def highest_load(
 
     A rate is found to 2 %, and is at most the throughput with all requests at once: above that a queue grows for ever,
     however long the first ones wait. Clients are tried up to the number of seats of all replicas, above which more of
-    them only wait.
+    them only wait; what they send first, all at once, is not judged.
 
     Args:
         share: of the requests that must meet every objective, 0 to 1.
@@ -98,9 +100,14 @@ def highest_load(
         raise ConfigError("The highest load is of one kind of clients.", hint="Give --concurrency or --request-rate.")
 
     def at(load: float) -> LoadLimit:
-        summary = simulate(deployment, _offered(workload, load).open()[0], slo=slo).summary
-        done, good = summary["request_throughput"] or 0.0, summary["request_goodput"] or 0.0
-        return LoadLimit(load, good / done if done else 0.0, False, summary)
+        judged: Counter[bool] = Counter()
+
+        def judge(record: RequestRecord, request: Request) -> None:
+            if workload.concurrency is None or record.sent_at > 0.0:
+                judged[slo.met_by(record)] += 1
+
+        summary = simulate(deployment, _offered(workload, load).open()[0], slo=slo, on_record=judge).summary
+        return LoadLimit(load, judged[True] / max(1, judged.total()), False, summary)
 
     if workload.concurrency is not None:
         seats = deployment.config.scheduler.max_num_seqs * deployment.num_ranks

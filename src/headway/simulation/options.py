@@ -62,6 +62,9 @@ class DeploymentOptions:
     max_model_len: int | None = option(None, "Longest sequence, prompt and output together.", unit="tokens")
     max_num_seqs: int | None = option(None, "Most requests that run at once.", unit="requests")
     max_num_batched_tokens: int | None = option(None, "Token budget of one step.", unit="tokens")
+    max_num_scheduled_tokens: int | None = option(
+        None, "Tokens that a step may schedule, below the budget that memory is planned for.", unit="tokens"
+    )
     gpu_memory_utilization: float | None = option(None, "Share of GPU memory that the engine may use.")
     block_size: int | None = option(None, "Tokens in one KV block.", unit="tokens")
     num_gpu_blocks_override: int | None = option(None, "KV blocks; default: as the planner computes.")
@@ -183,7 +186,7 @@ class DeploymentOptions:
         windows = {getattr(mixer, "window", None) for mixer in plan.deployment.model.mixer_counts}
         scheduler = SchedulerConfig(
             max_num_seqs=defaults.max_num_seqs,
-            max_num_batched_tokens=defaults.max_num_batched_tokens,
+            max_num_batched_tokens=self._scheduled(defaults.max_num_batched_tokens, reasons),
             max_model_len=max_model_len,
             enable_chunked_prefill=defaults.enable_chunked_prefill,
             **self._scheduler_flags(reasons),
@@ -213,7 +216,9 @@ class DeploymentOptions:
         caching = self.enable_prefix_caching
         scheduler = SchedulerConfig(
             max_num_seqs=self.max_num_seqs or _UNPLANNED_MAX_NUM_SEQS,
-            max_num_batched_tokens=self.max_num_batched_tokens or _UNPLANNED_MAX_NUM_BATCHED_TOKENS,
+            max_num_batched_tokens=self._scheduled(
+                self.max_num_batched_tokens or _UNPLANNED_MAX_NUM_BATCHED_TOKENS, reasons
+            ),
             max_model_len=self.max_model_len,
             enable_chunked_prefill=self.enable_chunked_prefill is not False,
             **self._scheduler_flags(reasons),
@@ -226,6 +231,14 @@ class DeploymentOptions:
             drops_last_hit_block=is_head(self._drafts.method),
         )
         return scheduler, cache
+
+    def _scheduled(self, budget: int, reasons: dict[str, str]) -> int:
+        """Tokens that the scheduler gives out in a step."""
+        most = self.max_num_scheduled_tokens
+        if most is None or most >= budget:
+            return budget
+        reasons["max_num_batched_tokens"] = f"max_num_scheduled_tokens; memory is planned for {budget:,}"
+        return most
 
     def _scheduler_flags(self, reasons: dict[str, str]) -> dict[str, Any]:
         drafts = self._drafts

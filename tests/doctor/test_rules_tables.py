@@ -91,3 +91,10 @@ def test_decodes_that_hardly_move_beside_prompts_are_noticed_without_any_flag() 
     assert not [setting for setting, _ in fixes if setting != "max_num_batched_tokens"]
     embeddings = [{**row, "gen_tps": 1.0} for row in rows]
     assert not _told(embeddings)[0].has("chunk_missized")
+
+
+def test_a_tail_that_nobody_feels_is_no_long_prompts_doing() -> None:
+    figures = {"long_prompts": "90k tokens", "p50_ttft_ms": 46, "p99_ttft_ms": 497}
+    deployment = "vllm serve m --max-num-batched-tokens 2048"
+    assert not _told(figures, deployment)[0].has("long_prompt_hol")
+    assert _told({**figures, "p99_ttft_ms": 19200}, deployment)[0].first == "long_prompt_hol"

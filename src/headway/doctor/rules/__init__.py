@@ -126,6 +126,9 @@ def _settle(found: list[Bottleneck], case: Case) -> list[Bottleneck]:
     stall = kinds.get("engine_stall_other")
     if stall is not None and stall.confidence == "strong":
         explained.add("chunk_missized")  # its steps look as long as the stall that no chunk explains
+    behind = kinds.get("long_prompt_hol")
+    if stall is not None and stall.confidence != "strong" and behind is not None and behind.confidence == "strong":
+        explained.add("engine_stall_other")  # a prompt's tokens count when it is done
     offered = kinds.get("offered_load_too_high")
     gain = best_gain(case)
     if offered is not None and offered.confidence == "strong" and gain is not None and gain < limits.WORTHWHILE_GAIN:

@@ -79,15 +79,23 @@ def _split_of(case: Case, effect: Effect) -> Split | None:
     name = effect.names[0]
     now = getattr(case.settings, name, None)
     sides = [
-        (now if size == "on" else size, cost)
+        (_gpus(now if size == "on" else size), cost)
         for size, cost in ((effect.before[name], effect.cost_before), (effect.after[name], effect.cost_after))
     ]
-    if any(isinstance(size, bool) or not isinstance(size, int | float) for size, _ in sides):
+    told = [(size, cost) for size, cost in sides if size is not None]
+    if len(told) < 2:
         return None
-    (few, cost_few), (many, cost_many) = sorted(sides, key=lambda side: float(str(side[0])))
+    (few, cost_few), (many, cost_many) = sorted(told)
     if few == many or cost_few >= _WORTH * cost_many:
         return None
-    return Split(name, int(str(few)), int(str(many)), cost_few / cost_many)
+    return Split(name, few, many, cost_few / cost_many)
+
+
+def _gpus(size: object) -> int | None:
+    """A number of GPUs; tables may write it as 2.0. None where it is none."""
+    if isinstance(size, bool) or not isinstance(size, int | float) or size < 1 or size % 1:
+        return None
+    return int(size)
 
 
 def _measured(case: Case) -> Ruling:

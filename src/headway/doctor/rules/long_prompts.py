@@ -7,6 +7,7 @@ from math import ceil
 from headway.doctor.diagnosis import Confidence
 from headway.doctor.rules import thresholds as limits
 from headway.doctor.rules.base import NOTHING, Case, Ruling, Values, amount, found
+from headway.doctor.rules.prefill import WAITED_TTFT_S
 from headway.evidence.figure_names import words_of
 from headway.evidence.quantities import quantity
 
@@ -16,14 +17,15 @@ _LEAST_LONG = 1000.0
 
 def judge(case: Case) -> Ruling:
     """Half of the requests are quick and a few take ages: they stand behind a long prompt."""
-    load, (ratio, words) = case.figures.load, _tail(case)
+    load, (ratio, slowest_s, words) = case.figures.load, _tail(case)
     rounds, prompt_words = _rounds(case)
     mixed = bool(
         load.longest_prompt_tokens
         and load.median_prompt_tokens
         and load.longest_prompt_tokens >= limits.LONG_PROMPT_RATIO * load.median_prompt_tokens
     )
-    is_tail = ratio >= limits.TAIL_RATIO
+    is_felt = slowest_s >= WAITED_TTFT_S or case.violates("ttft", "e2el") is not None
+    is_tail = ratio >= limits.TAIL_RATIO and is_felt
     lasting = case.queue is not None and case.queue.is_lasting and case.queue.share >= limits.BURST_SHARE
     if (
         rounds is None
@@ -54,22 +56,22 @@ def judge(case: Case) -> Ruling:
     )
 
 
-def _tail(case: Case) -> tuple[float, str]:
-    """The largest ratio of P99 to P50 of a latency within one run, and how to say it.
+def _tail(case: Case) -> tuple[float, float, str]:
+    """The largest ratio of P99 to P50 of a latency within one run, that P99 in seconds, and how to say it.
 
     The whole latency stands in for the time to first token: the long requests' own is long whoever waits for them.
     """
     runs = [{key: item.value for key, item in case.figures.measured.items()}]
     runs += [dict(run.measured) for run in case.evidence.loads]
-    best, words = 0.0, ""
+    best, slowest_s, words = 0.0, 0.0, ""
     for run in runs:
         for name in ("ttft",) if "p99_ttft_ms" in run else ("ttft", "e2el"):
             low = run.get(f"p50_{name}_ms", run.get(f"median_{name}_ms"))
             high = run.get(f"p99_{name}_ms")
             if low and high and high / low > best:
-                best = high / low
+                best, slowest_s = high / low, high / 1e3
                 words = f"p50_{name}_ms is {amount(low)} ms and p99_{name}_ms {amount(high)} ms, {best:.0f} times it."
-    return best, words
+    return best, slowest_s, words
 
 
 _LONG = frozenset(("long", "longest", "max", "maximum", "largest", "biggest", "huge"))

@@ -3,8 +3,8 @@
     python -m bench.kernels [--only NAME] [--isa avx512] [--repeats 20]
 
 Times are of the processor, on one thread, so that other programs disturb them little; the best of --repeats. Only what
-registers alone can do is timed by the clock, and wants an idle machine. Shapes are those of SmolLM2-135M. The kernels, as
-csrc/kernels.h declares them:
+registers alone can do is timed by the clock, and wants an idle machine. Shapes are those of SmolLM2-135M. The kernels,
+as csrc/kernels.h declares them:
 
     quantize          rows of floats to bytes, a scale for every 32; GB/s are of the floats
     norm_quantize     the same of their RMS norm times its weight

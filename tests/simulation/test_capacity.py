@@ -43,6 +43,20 @@ class TestSaturation:
         assert found.output_tokens_per_s == pytest.approx(100 * found.requests_per_s)
 
 
+    def test_conversations_are_not_bounded_by_the_time_to_think(self) -> None:
+        """A few of them, minutes apart: turns come as they are answered."""
+        talks = replace(OPEN, num_prompts=40, turns=4, think_time_s=100.0, output_tokens="20")
+        found = saturation(DEPLOYMENT, talks)
+        assert found.requests_per_s > 40 / 100.0 and found.offered == "a conversation on every seat"
+        assert saturation(DEPLOYMENT, replace(talks, think_time_s=1.0)) == found
+        assert saturation(DEPLOYMENT, replace(talks, request_rate=None, concurrency=2)) == found
+
+    def test_where_nothing_is_completed_there_is_none(self) -> None:
+        too_long = replace(OPEN, prompt_tokens="100000", skip_too_long=True)
+        with pytest.raises(ConfigError, match="No request is completed"):
+            saturation(DEPLOYMENT, too_long)
+
+
 class TestHighestLoad:
     """Within objectives."""
 
@@ -67,6 +81,13 @@ class TestHighestLoad:
         assert limit.load == int(limit.load) and 8 <= limit.load < 20
         everybody = highest_load(DEPLOYMENT, CLOSED, Slo(tpot_ms=500.0))
         assert (everybody.load, everybody.is_saturated) == (32, True)
+
+    def test_clients_that_have_one_request_each_are_judged_by_it(self, tmp_path: Path) -> None:
+        """A trace of a single row: all that is sent comes first."""
+        trace = tmp_path / "one.csv"
+        trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,256,100\n", encoding="utf-8")
+        found = highest_load(DEPLOYMENT, WorkloadOptions(trace=str(trace), concurrency=1), Slo(tpot_ms=500.0))
+        assert found.load == 32 and found.share == 1.0
 
     def test_nobody_can_be_served_within_a_step(self) -> None:
         """A bound below the time of a single decode step."""

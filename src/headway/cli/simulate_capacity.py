@@ -30,7 +30,7 @@ class Carried:
             (
                 "capacity",
                 f"{format_number(saturated.requests_per_s)} requests/s",
-                f"{format_number(saturated.output_tokens_per_s)} output tok/s, with all requests at once",
+                f"{format_number(saturated.output_tokens_per_s)} output tok/s, with {saturated.offered}",
             )
         ]
         if self._has_rate:

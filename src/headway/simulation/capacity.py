@@ -23,10 +23,11 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """What a deployment completes when requests never lack."""
+    """What a deployment completes when requests never lack, and in which way they do not."""
 
     requests_per_s: float
     output_tokens_per_s: float
+    offered: str = "all requests at once"
 
     def utilisation(self, requests_per_s: float) -> float:
         """Offered over completed at most: above 1 a queue grows for as long as the load lasts."""
@@ -66,14 +67,30 @@ class LoadLimit:
 
 
 def saturation(deployment: SimulatedDeployment, workload: WorkloadOptions) -> Saturation:
-    """Throughput with all requests at once.
+    """Throughput with all requests at once; with conversations on every seat, whose turns need the answers before.
 
     Raises:
+        ConfigError: nothing is completed.
         WorkloadError: as for `simulate`.
     """
     offered = replace(workload, request_rate=math.inf, ramp=None, concurrency=None)
+    how = "all requests at once"
+    if workload.turns > 1 and workload.trace is None:
+        seats = _num_seats(deployment)
+        count = max(workload.num_prompts or 0, seats * workload.turns)
+        offered = replace(offered, request_rate=None, concurrency=seats, num_prompts=count)
+        how = "a conversation on every seat"
     summary = simulate(deployment, offered.open()[0]).summary
-    return Saturation(summary["request_throughput"] or 0.0, summary["output_throughput"] or 0.0)
+    if not summary["request_throughput"]:
+        raise ConfigError(
+            "No request is completed, so that there is no capacity.",
+            hint="All are left out as too long: raise --max-model-len.",
+        )
+    return Saturation(summary["request_throughput"], summary["output_throughput"] or 0.0, how)
+
+
+def _num_seats(deployment: SimulatedDeployment) -> int:
+    return deployment.config.scheduler.max_num_seqs * deployment.num_ranks
 
 
 def highest_load(
@@ -83,13 +100,13 @@ def highest_load(
 
     A rate is found to 2 %, and is at most the throughput with all requests at once: above that a queue grows for ever,
     however long the first ones wait. Clients are tried up to the number of seats of all replicas, above which more of
-    them only wait; what they send first, all at once, is not judged.
+    them only wait; what they send first, all at once, is not judged if they send more.
 
     Args:
         share: of the requests that must meet every objective, 0 to 1.
 
     Raises:
-        ConfigError: no objectives, a share out of range, or clients of several kinds.
+        ConfigError: no objectives, a share out of range, clients of several kinds, or nothing is completed.
         WorkloadError: as for `simulate`.
     """
     if not slo:
@@ -100,18 +117,18 @@ def highest_load(
         raise ConfigError("The highest load is of one kind of clients.", hint="Give --concurrency or --request-rate.")
 
     def at(load: float) -> LoadLimit:
-        judged: Counter[bool] = Counter()
+        first, later = Counter[bool](), Counter[bool]()
 
         def judge(record: RequestRecord, request: Request) -> None:
-            if workload.concurrency is None or record.sent_at > 0.0:
-                judged[slo.met_by(record)] += 1
+            is_first = workload.concurrency is not None and not record.sent_at
+            (first if is_first else later)[slo.met_by(record)] += 1
 
         summary = simulate(deployment, _offered(workload, load).open()[0], slo=slo, on_record=judge).summary
+        judged = later or first  # a trace may have no more requests than clients
         return LoadLimit(load, judged[True] / max(1, judged.total()), False, summary)
 
     if workload.concurrency is not None:
-        seats = deployment.config.scheduler.max_num_seqs * deployment.num_ranks
-        return _most_clients(at, share, seats)
+        return _most_clients(at, share, _num_seats(deployment))
     most = saturation(deployment, workload).requests_per_s
     return _highest_rate(at, share, most)
 

@@ -91,6 +91,12 @@ def test_files_of_one_policy_do_not_go_with_a_comparison(tmp_path: Path) -> None
     assert isinstance(error, ConfigError) and "--html shows one policy" in str(error)
 
 
+def test_capacity_is_of_one_policy() -> None:
+    """Else every policy's row would have that of the first."""
+    error = CliRunner().invoke(cli, ("simulate", *MODEL, "--compare-policies", "--capacity")).exception
+    assert isinstance(error, ConfigError) and "--capacity shows one policy" in str(error)
+
+
 def test_one_is_singular() -> None:
     assert [counted(count, "request") for count in (0, 1, 2, 2000)] == [
         "0 requests",

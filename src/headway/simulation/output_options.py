@@ -66,7 +66,7 @@ class OutputOptions:
             check_writable(path, flag)
         if self.requests_path is not None and Path(self.requests_path).suffix not in (".csv", ".jsonl"):
             raise ConfigError(f"--requests-out writes .csv or .jsonl, not {self.requests_path!r}.")
-        one_run = [flag for flag, path in files[1:] if path is not None]
+        one_run = [flag for flag, path in files[1:] if path is not None] + ["--capacity"] * self.capacity
         if self.compare_policies and one_run:
             raise ConfigError(f"{one_run[0]} shows one policy.", hint="Leave --compare-policies out.")
         if not 0.0 < self.slo_share <= 1.0:

@@ -29,6 +29,7 @@ def _told(figures: Any, deployment: str = "vllm serve m -tp 4", gpu: str | None 
         {"tok_s": {"1 gpu": 1210, "2 gpus": 1235, "4 gpus": 1198}},
         {"single_gpu_tok_s": 29.0, "tp4_tok_s": 17.0},
         {"runs": [{"tensor_parallel_size": 1, "tok_s": 1200}, {"tensor_parallel_size": 4, "tok_s": 1180}]},
+        {"runs": [{"tensor_parallel_size": 1.0, "tok_s": 1200}, {"tensor_parallel_size": 4.0, "tok_s": 1180}]},
         {"prefill_tok_s": {"without tp": 1045.8, "with tp": 378.9}},
     ],
 )

@@ -39,6 +39,20 @@ class TestShares:
         assert draft_share("draft_model", LLAMA, small) == pytest.approx(1.24 / 7.5, rel=0.05)
         assert draft_share("draft_model", LLAMA) == draft_share("draft_model", None) == 0.1
 
+    def test_a_head_of_a_mixture_is_read_by_itself(self) -> None:
+        """gpt-oss 120B on an H200: 1.4 GB in 16 bits and a layer's launches, however many experts a step reaches."""
+        options = DeploymentOptions(
+            model="gpt-oss-120b",
+            gpu="h200",
+            max_model_len=4096,
+            speculative_config='{"method": "eagle3", "num_speculative_tokens": 2}',
+        )
+        model = options.resolve().deployment.speculation
+        assert model is not None and model.draft_cost == 0.0
+        fitted = fitted_coefficients().coefficients
+        read_s = 1.38e9 / (4.8e12 * fitted.memory)
+        assert model.draft_s == pytest.approx(read_s + fitted.eager_layer_s + fitted.layer_s, rel=0.03)
+
 
 class TestPasses:
     """One pass over all rows of a step, k - 1 over one row for each sequence."""

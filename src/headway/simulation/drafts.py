@@ -10,7 +10,8 @@ from headway.catalog import find_model
 from headway.catalog.architecture import ModelArchitecture
 from headway.catalog.speculation import speculative_method
 from headway.errors import ConfigError
-from headway.executors.simulated.drafters import draft_share, pass_overhead_s
+from headway.executors.simulated.drafters import draft_share, head_read_s, is_head, pass_overhead_s
+from headway.planner import Deployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,16 @@ class Drafts:
     method: str = ""
     drafter: str = ""
 
-    def cost(self, model: ModelArchitecture) -> tuple[float, float]:
+    def cost(self, deployment: Deployment) -> tuple[float, float]:
         """Device time of a drafter's pass: as a share of the model's, and a fixed part in seconds."""
         from headway.executors.simulated.coefficients import fitted_coefficients
 
+        fitted, model, card = fitted_coefficients().coefficients, deployment.model, deployment.accelerator
         drafter = _known(self.drafter) if self.method == "draft_model" else None
-        fixed_s = pass_overhead_s(self.method, fitted_coefficients().coefficients, drafter)
+        fixed_s = pass_overhead_s(self.method, fitted, drafter)
+        if model.is_moe and is_head(self.method) and card.bandwidth_gbps is not None:
+            reached = card.bandwidth_gbps * 1e9 * fitted.memory * deployment.tensor_parallel_size
+            return 0.0, fixed_s + head_read_s(model, reached)
         return draft_share(self.method, model, drafter), fixed_s
 
 

@@ -299,7 +299,7 @@ class DeploymentOptions:
             return None
         cost, fixed_s = self.draft_cost or 0.0, 0.0
         if self.draft_cost is None and plan is not None:
-            cost, fixed_s = drafts.cost(plan.deployment.model)
+            cost, fixed_s = drafts.cost(plan.deployment)
         return SpeculationModel(drafts.count, self.acceptance_rate, cost, draft_s=fixed_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.catalog.architecture import ModelArchitecture
+from headway.catalog.dtypes import dtype_bytes
 from headway.catalog.parameters import count_parameters
 from headway.executors.simulated.coefficients import RooflineCoefficients
 
@@ -53,6 +54,17 @@ def pass_overhead_s(method: str, coefficients: RooflineCoefficients, drafter: Mo
         return 0.0
     num_layers = 1 if is_head(method) or drafter is None else drafter.num_layers
     return coefficients.eager_layer_s + num_layers * coefficients.layer_s
+
+
+def head_read_s(model: ModelArchitecture, bytes_per_s: float) -> float:
+    """Time that a head's pass takes to read its weights: a layer as wide as one token's way through the model, in the
+    model's own numbers, and the output head.
+
+    For mixtures of experts, whose own steps read more of the experts the more rows they have: a share of a step says
+    nothing of its head.
+    """
+    layers, head = _read(model)
+    return dtype_bytes(model.dtype) * (layers / max(1, model.num_layers) + head) / bytes_per_s
 
 
 def _read(model: ModelArchitecture) -> tuple[int, int]:

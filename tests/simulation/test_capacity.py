@@ -42,7 +42,6 @@ class TestSaturation:
         assert found.requests_per_s == pytest.approx(32 / (3.6 + 0.82), rel=0.1)
         assert found.output_tokens_per_s == pytest.approx(100 * found.requests_per_s)
 
-
     def test_conversations_are_not_bounded_by_the_time_to_think(self) -> None:
         """A few of them, minutes apart: turns come as they are answered."""
         talks = replace(OPEN, num_prompts=40, turns=4, think_time_s=100.0, output_tokens="20")

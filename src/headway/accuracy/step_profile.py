@@ -85,8 +85,9 @@ def time_steps(
 ) -> dict[StepPoint, float]:
     """Mean seconds of each shape over `repeats` passes through all of them, after one that only warms up.
 
-    A mean, since a run takes what its steps take together, and their times are skewed; hiccups are left out. In passes, a machine whose speed drifts is slow or fast for every shape alike. Tokens are random; sequences have
-    blocks of their own as far as the pool goes, and share them beyond.
+    A mean, since a run takes what its steps take together, and their times are skewed; hiccups are left out. In passes,
+    a machine whose speed drifts is slow or fast for every shape alike. Tokens are random; sequences have blocks of
+    their own as far as the pool goes, and share them beyond.
 
     Args:
         on_point: called after each step with its number among all of them, its shape and its seconds.

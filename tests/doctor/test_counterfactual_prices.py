@@ -100,3 +100,13 @@ def test_a_window_ends_at_an_instant() -> None:
     early = simulate_window(deployment, workload, Window(0, 60, 1.0))
     late = simulate_window(deployment, workload, Window(0, 60, 12.0))
     assert float(early["mean_num_running"] or 0) < float(late["mean_num_running"] or 0)
+
+
+def test_an_idle_engine_runs_nothing_within_a_window_either() -> None:
+    """Little's law at a low load: requests under way are their rate × their latency, to a step."""
+    deployment = fitted(run(16, mean_tpot_ms=22.0)).deployment.deployment
+    workload = SimulatedWorkload([TraceRequest(20.0 * index, 256, 64) for index in range(20)])
+    within = simulate_window(deployment, workload, Window(2, 20, 380.0))
+    expected = float(within["mean_e2el_ms"] or 0) / 1e3 / 20.0
+    assert 0.0 < expected < 0.2
+    assert within["mean_num_running"] == pytest.approx(expected, rel=0.1)

@@ -164,6 +164,8 @@ class _Rank:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, RequestArrived):
+            if not self._scheduler.running and len(self._scheduler.waiting) == 1:
+                self._stand_idle(event.at)
             self._gate.arrived(event.at)
         elif isinstance(event, StepFinished):
             self._add(event.at)
@@ -171,11 +173,21 @@ class _Rank:
             self._add(event.ends_at[-1])
         self._measurement(event)
 
-    def _add(self, now: float) -> None:
-        opened_at = self._gate.opened_at
-        since = self._updated_at if opened_at is None else max(self._updated_at, opened_at)
+    def _stand_idle(self, now: float) -> None:
+        """Until then nothing ran and nothing waited."""
         if self._gate.is_open:
-            scheduler, elapsed_s = self._scheduler, max(0.0, now - since)
+            self.measured_s += self._elapsed_s(now)
+        self._gate.passed(now)
+        self._updated_at = now
+
+    def _elapsed_s(self, now: float) -> float:
+        """Seconds within the window since the last update."""
+        opened_at = self._gate.opened_at
+        return max(0.0, now - (self._updated_at if opened_at is None else max(self._updated_at, opened_at)))
+
+    def _add(self, now: float) -> None:
+        if self._gate.is_open:
+            scheduler, elapsed_s = self._scheduler, self._elapsed_s(now)
             num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
             self.measured_s += elapsed_s
             self.running_s += elapsed_s * num_running

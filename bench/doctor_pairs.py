@@ -67,8 +67,9 @@ def print_pairs(runs: Sequence[MeasuredRun], judged: Sequence[JudgedPair], undon
         cells = [_effect(item, metric) for metric in METRICS]
         shown = f"{residual:.0%}" if residual is not None else ""
         print(f"| {_load(item.pair)} | {item.pair.setting}: {before} → {after} | {shown} | " + " | ".join(cells) + " |")
-    print("\n| metric | pairs | direction right | after within 20 % | effect within 20 % | within the error bar |")
-    print("| --- | --: | --: | --: | --: | --: |")
+    columns = ("direction right", "after within 20 %", "effect within 20 %", "within the error bar", "median bar")
+    print(f"\n| metric | pairs | {' | '.join(columns)} |")
+    print("| --- | --: |" + " --: |" * len(columns))
     for metric, name in _NAMES.items():
         print_counts(name, metric, judged)
         print_counts(f"{name}, changes undone too", metric, [*judged, *undone])
@@ -91,7 +92,9 @@ def print_counts(name: str, metric: str, judged: Sequence[JudgedPair]) -> None:
         sum(effect.is_size_close for effect in effects),
         sum(effect.is_covered for effect in effects),
     )
-    print(f"| {name} | {len(effects)} | " + " | ".join(map(str, counts)) + " |")
+    widths = [width for effect in effects if (width := effect.half_width) is not None]
+    shown = f"± {median(widths):.0%}" if widths else ""
+    print(f"| {name} | {len(effects)} | " + " | ".join(map(str, counts)) + f" | {shown} |")
 
 
 def print_study(runs: Sequence[MeasuredRun]) -> None:

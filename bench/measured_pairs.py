@@ -118,6 +118,13 @@ class Effect:
         return abs(predicted - measured) <= WITHIN * abs(measured)
 
     @property
+    def half_width(self) -> float | None:
+        """Of the error bar, over the prediction."""
+        if self.low is None or self.high is None:
+            return None
+        return (self.high - self.low) / 2 / self.predicted
+
+    @property
     def is_covered(self) -> bool:
         """The measured effect lies within the error bar."""
         return self.low is not None and self.high is not None and self.low <= self.measured <= self.high

@@ -13,16 +13,16 @@ from headway.doctor.evidence import Evidence, Objective
 from headway.doctor.figures import Figures, figures_of, main_load
 from headway.doctor.observed import load_figures, observed_figures
 from headway.doctor.prediction.arrivals_fit import held_population
-from headway.doctor.prediction.deployment_fit import FittedDeployment, NotSimulatedError, changes_prices, fit_deployment
+from headway.doctor.prediction.deployment_fit import FittedDeployment, NotSimulatedError, fit_deployment
 from headway.doctor.prediction.gauges import gauges_of
 from headway.doctor.prediction.model_check import Observed
 from headway.doctor.prediction.oracle_fit import FittedModel, fit_model
 from headway.doctor.prediction.ranking import Simulated, rank
 from headway.doctor.prediction.running import MOST_WORK_OF_A_FIX, TooMuchWorkError
+from headway.doctor.prediction.uncertainty import errors, replicate
 from headway.doctor.prediction.workload_fit import FittedWorkload, fit_workload
 from headway.errors import HeadwayError
 from headway.evidence.load import LoadResult
-from headway.report.error_bars import error_bars
 from headway.report.summary import Summary
 
 MOST_SIMULATED = 12
@@ -35,8 +35,6 @@ METRICS = (
     "mean_kv_usage", "num_preemptions", "mean_num_running", "mean_num_waiting",
 )  # fmt: skip
 """What is predicted, by summary key."""
-_SMALLEST_ERROR = 0.03
-"""No prediction is surer than what counts as no change."""
 _ADDITIVE = ("output_throughput", "request_throughput", "num_preemptions", "mean_num_running", "mean_num_waiting")
 _NOT_SIMULATED: Mapping[str, str] = {
     "client": "The client is not part of the simulation.",
@@ -52,6 +50,15 @@ class _Changed:
     deployment: FittedDeployment
     workload: FittedWorkload
     replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A fix with the deployment after it, simulated."""
+
+    fix: Fix
+    changed: _Changed
+    summary: Summary
 
 
 def predict(evidence: Evidence, fixes: Sequence[Fix]) -> tuple[ModelCheck | None, list[Fix]]:
@@ -78,16 +85,24 @@ def predict(evidence: Evidence, fixes: Sequence[Fix]) -> tuple[ModelCheck | None
 
 def predict_with(model: FittedModel, fixes: Sequence[Fix], objective: Objective) -> list[Fix]:
     """Simulate and rank fixes with a model that is fitted already; see `predict`."""
-    done: list[Simulated | Fix] = []
-    count, work = 0, 0.0
+    tried: list[_Outcome | Fix] = []
+    work = 0.0
     for fix in fixes:
+        count = sum(isinstance(item, _Outcome) for item in tried)
         if count >= MOST_SIMULATED or (count >= _LEAST_SIMULATED and work >= _MOST_WORK):
-            done.append(_noted(fix, f"Not simulated: only the first {count} are, since each takes time."))
+            tried.append(_noted(fix, f"Not simulated: only the first {count} are, since each takes time."))
             continue
         item, more = _simulated(model, fix)
-        done.append(item)
+        tried.append(item)
         work += more
-        count += isinstance(item, Simulated)
+    done: list[Simulated | Fix] = []
+    for outcome in tried:
+        if isinstance(outcome, Fix):
+            done.append(outcome)
+            continue
+        simulated, more = _with_bounds(model, outcome, _MOST_WORK - work)
+        done.append(simulated)
+        work += more
     return rank(done, model.summary, objective, _shown(model))
 
 
@@ -139,23 +154,28 @@ def _noted(fix: Fix, reason: str) -> Fix:
 # ------------------------------------------------------------------ one fix
 
 
-def _simulated(model: FittedModel, fix: Fix) -> tuple[Simulated | Fix, float]:
-    """The fix with what it does, or why that is not known; and the work of finding out."""
+def _simulated(model: FittedModel, fix: Fix) -> tuple[_Outcome | Fix, float]:
+    """What a fix does, or the fix with why that is not known; and the work of finding out."""
     try:
         changed = _change(model, fix)
         summary, work = model.run(changed.deployment, changed.workload, max(MOST_WORK_OF_A_FIX, 2 * model.work))
     except TooMuchWorkError:
-        return _noted(
-            fix, "Not simulated: it is several times the work that the deployment as it is takes."
-        ), MOST_WORK_OF_A_FIX
+        return _noted(fix, "Not simulated: that takes several times as long as all else."), MOST_WORK_OF_A_FIX
     except NotSimulatedError as reason:
         return _noted(fix, f"Not simulated: {reason}"), 0.0
     except HeadwayError as error:
         return _noted(fix, f"Not simulated: {error.message}"), 0.0
-    summary = _times(summary, changed.replicas)
-    bars = _bars(model, fix.setting, summary, changed.workload)
+    return _Outcome(fix, changed, summary), work
+
+
+def _with_bounds(model: FittedModel, outcome: _Outcome, most_work: float) -> tuple[Simulated, float]:
+    """The fix with what is predicted of it, and the work of a second simulation, if it is within that bound."""
+    fix, changed = outcome.fix, outcome.changed
+    replica = replicate(model, fix.setting, changed.deployment, changed.workload, most_work)
+    error = errors(model, fix.setting, outcome.summary, replica.summary, changed.workload)
+    summary = _times(outcome.summary, changed.replicas)
     predicted = tuple(
-        Predicted(key, before, after, *_bounds(after, bars.get(key)))
+        Predicted(key, before, after, *_bounds(after, error.get(key)))
         for key in _shown(model)
         if (before := _number(model.summary, key)) is not None and (after := _number(summary, key)) is not None
     )
@@ -163,40 +183,7 @@ def _simulated(model: FittedModel, fix: Fix) -> tuple[Simulated | Fix, float]:
     skipped = int(summary.get("num_skipped") or 0) - int(model.summary.get("num_skipped") or 0)
     if skipped > 0:
         note = f"{note} {skipped} of {len(changed.workload.requests)} requests would be refused as too long.".strip()
-    return Simulated(replace(fix, predicted=predicted, note=note), summary), work
-
-
-def step_error(model: FittedModel, setting: str) -> float:
-    """Relative error of step times after a change of a setting.
-
-    That of the fit where prices stay what they were; with the roofline's own error added (in squares) where the setting
-    changes what a step costs, which the evidence does not show.
-    """
-    error = max(_SMALLEST_ERROR, model.checked.step_error)
-    if not changes_prices(setting):
-        return error
-    return math.hypot(error, model.deployment.oracle_error)
-
-
-def _bars(model: FittedModel, setting: str, summary: Summary, workload: FittedWorkload) -> dict[str, float]:
-    """Relative errors by summary key.
-
-    Step times, waiting and rates as `report.error_bars` carries the error of steps. TTFT also has what the fitted model
-    misses of it, and the luck of the arrivals that were drawn: twice the standard error of a quantile of an exponential
-    tail, sqrt(p / (1 - p) / n) / -ln(1 - p), for n requests. The three add up in squares.
-    """
-    bars = error_bars(summary, step_error(model, setting), is_closed=workload.is_closed)
-    count = max(1.0, float(summary.get("completed") or 1.0))
-    found = {}
-    for key, bar in bars.items():
-        if bar is None:
-            continue
-        if key.endswith("ttft_ms"):
-            share = 0.99 if key.startswith("p99") else 0.5
-            luck = 2.0 * math.sqrt(share / (1.0 - share) / count) / -math.log(1.0 - share)
-            bar = math.hypot(bar, model.checked.misses.get("ttft_ms", 0.0), luck)
-        found[key] = max(bar, _SMALLEST_ERROR)
-    return found
+    return Simulated(replace(fix, predicted=predicted, note=note), summary), replica.work
 
 
 def _change(model: FittedModel, fix: Fix) -> _Changed:
@@ -260,4 +247,5 @@ def _number(summary: Summary, key: str) -> float | None:
 
 
 def _bounds(value: float, error: float | None) -> tuple[float | None, float | None]:
-    return (None, None) if error is None else (max(0.0, value * (1.0 - error)), value * (1.0 + error))
+    """The error is a logarithm of a ratio."""
+    return (None, None) if error is None else (value * math.exp(-error), value * math.exp(error))

@@ -58,14 +58,20 @@ class FittedModel:
         return self.run(deployment, workload, math.inf)[0]
 
     def run(
-        self, deployment: FittedDeployment | None, workload: FittedWorkload | None, most_work: float
+        self,
+        deployment: FittedDeployment | None,
+        workload: FittedWorkload | None,
+        most_work: float,
+        *,
+        slower: float = 1.0,
     ) -> tuple[Summary, float]:
-        """The same, and the work that it was.
+        """The same, and the work that it was; with steps that take `slower` times as long.
 
         Raises:
             TooMuchWorkError: it would be more than that.
         """
-        priced = (deployment or self.deployment).priced_by(self.prices.scale, self.prices.step_s)
+        prices = self.prices
+        priced = (deployment or self.deployment).priced_by(slower * prices.scale, slower * prices.step_s)
         return simulate_fitted(priced, workload or self.workload, most_work)
 
 

@@ -41,7 +41,8 @@ class FittedWorkload:
 
     `window` is what is measured of a run: None for a benchmark, all of which its client measured. `is_estimated`: the
     rate is not given but derived. `hides_waits`, `seen` and `is_part` are as in `Arrivals`. A simulated step stands for
-    `grain` steps; lengths and window are those of the fine ones.
+    `grain` steps; lengths and window are those of the fine ones. `backlog_share`: requests waiting at the start over
+    those that come later.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -55,6 +56,7 @@ class FittedWorkload:
     seen: Mapping[str, float] = field(default_factory=dict)
     is_part: bool = False
     grain: int = 1
+    backlog_share: float = 0.0
 
     @property
     def is_closed(self) -> bool:
@@ -120,6 +122,14 @@ class FittedWorkload:
             window = replace(window, until_s=window.until_s / factor)
         requests = tuple(item.arriving_at(item.arrival_s / factor) for item in self.requests)
         return replace(self, requests=requests, window=window)
+
+    def drawn_anew(self) -> FittedWorkload:
+        """The same instants, with the lengths in another order; requests that stand there at the start keep theirs."""
+        first = next((index for index, item in enumerate(self.requests) if item.arrival_s > 0.0), 0)
+        later = self.requests[first:]
+        others = [*later[len(later) // 2 :], *later[: len(later) // 2]]
+        requests = [other.arriving_at(item.arrival_s) for item, other in zip(later, others, strict=True)]
+        return replace(self, requests=(*self.requests[:first], *requests))
 
     def shared_by(self, replicas: int) -> FittedWorkload:
         """What the busiest of several replicas gets: every so-manieth request, or its share of the clients.
@@ -205,6 +215,7 @@ def fit_workload(
         tuple(assumptions),
         arrivals.seen,
         arrivals.is_part,
+        backlog_share=arrivals.backlog / max(1, len(arrivals.instants)),
     )
 
 

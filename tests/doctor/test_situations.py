@@ -13,6 +13,7 @@ from headway.doctor.gather import gather
 from headway.doctor.rules import case_of, find_bottlenecks
 from headway.evidence.engine import EngineFacts, EngineSample
 from headway.evidence.load import LoadResult
+from headway.evidence.run_variants import changed_settings
 from tests.doctor.building import first, flags, judged, samples
 
 
@@ -343,6 +344,29 @@ def test_a_change_that_is_named_in_words_beside_the_gauges_before_and_after_it()
         )
     kind, settings = _from_figures({**figures, "change": "structured outputs"}, deployment)
     assert kind != "spec_decode_overhead" and settings == []
+
+
+@pytest.mark.parametrize(
+    ("words", "after", "before"),
+    [
+        ("--max-num-seqs 64 gave more", {"max_num_seqs": 64}, {"max_num_seqs": None}),
+        ("added --enforce-eager to the command", {"enforce_eager": True}, {"enforce_eager": None}),
+        ("removed --enforce-eager", {"enforce_eager": None}, {"enforce_eager": True}),
+        ("without the flag `--enforce-eager`", {"enforce_eager": None}, {"enforce_eager": True}),
+        (
+            "--no-enable-prefix-caching and nothing else",
+            {"enable_prefix_caching": False},
+            {"enable_prefix_caching": None},
+        ),
+        ("removed TP", {"tensor_parallel_size": 1}, {"tensor_parallel_size": "on"}),
+        ("disabled mtp", {"speculative_config": None}, {"speculative_config": "on"}),
+    ],
+)
+def test_a_sentence_tells_what_changed_and_which_way(
+    words: str, after: dict[str, object], before: dict[str, object]
+) -> None:
+    named = changed_settings({"change": words})
+    assert (named["after"], named["before"]) == (after, before)
 
 
 def test_a_single_stream_at_the_speed_of_its_weights_reads_them_for_each_token() -> None:

@@ -178,7 +178,8 @@ def feature_change(text: str) -> tuple[dict[str, object], dict[str, object]] | N
     if len(settings) != 1:
         return None
     name, value = next(iter(settings.items()))
-    other = _ABSENT[name] if value != _ABSENT[name] else "on" if name == "speculative_config" else True
+    absent = _ABSENT[name]
+    other = absent if value != absent else True if isinstance(absent, bool) else "on"
     return {name: value}, {name: other}
 
 

@@ -16,6 +16,14 @@ _ALTERNATIVES = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE}(?:\s?\|\s?{_VALUE}
 _CHANGE = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE})\s*(?:->|→|=>)\s*({_VALUE})")
 _NEW = re.compile(rf"--([a-zA-Z][\w-]*)[ =]({_VALUE})\s*\((?:new|added)\)")
 _FLAG = re.compile(r"--([a-zA-Z][\w-]*)(?:[ =](?!-)([\w.]+))?")
+_NO_VALUES = frozenset((
+    "a", "an", "and", "as", "at", "but", "by", "flag", "flags", "for", "from", "in", "instead", "only", "or", "so",
+    "the", "then", "to", "was", "which", "with",
+))  # fmt: skip
+"""Words that go on with a sentence behind a flag that takes no value."""
+_TAKEN_OUT = re.compile(
+    r"\b(?:without|no|not|remov\w+|dropp?\w*|delet\w+|disabl\w+)(?: (?:more|longer|the|flag))*[ `'\"]*$", re.I
+)
 _CHANGE_WORDS = frozenset(("change", "changed", "changes", "diff", "difference", "modification", "added", "fix"))
 _BEFORE = frozenset(("before", "old", "baseline", "base"))
 _AFTER = frozenset(("after", "new"))
@@ -43,16 +51,22 @@ def changed_settings(stated: Mapping[str, float | str]) -> dict[str, Mapping[str
         named = _changes(text)
         if named:
             return named
-        for flag, value in _FLAG.findall(text):
-            setting = setting_name(flag.removeprefix("no-"))
-            after[setting] = scalar(value) if value else not flag.startswith("no-")
-            before[setting] = None
+        for match in _FLAG.finditer(text):
+            setting, value = _flag(match[1], match[2])
+            is_out = _TAKEN_OUT.search(text[max(0, match.start() - 60) : match.start()]) is not None
+            after[setting], before[setting] = (None, value) if is_out else (value, None)
         if not after:
             after, before = feature_change(text) or ({}, {})
     if not after:
         return {}
     found: dict[str, Mapping[str, object]] = dict.fromkeys(_BEFORE, before)
     return found | dict.fromkeys(_AFTER, after)
+
+
+def _flag(name: str, word: str | None) -> tuple[str, object]:
+    """The setting that a flag names in a sentence, and its value."""
+    is_switch = name.startswith("no-") or word is None or word.lower() in _NO_VALUES
+    return setting_name(name.removeprefix("no-")), not name.startswith("no-") if is_switch else scalar(word)
 
 
 def with_changes(loads: Iterable[LoadResult], stated: Mapping[str, float | str]) -> list[LoadResult]:

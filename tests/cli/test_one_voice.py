@@ -124,6 +124,12 @@ def test_a_command_line_is_a_deployment_too(command: str, tmp_path: Path) -> Non
     assert json.loads(flags_alone.stdout)["file"] == "--max-num-seqs 64"
 
 
+@pytest.mark.parametrize("place", ["-", "", "absent.yml"])
+def test_what_is_neither_a_file_nor_words_cannot_be_read(place: str) -> None:
+    result = CliRunner().invoke(cli, ["config", "--", place])
+    assert result.exit_code == 2 and "No start" not in result.output
+
+
 def test_the_next_command_can_be_pasted() -> None:
     output = CliRunner().invoke(cli, ["config", START]).output
     assert f"headway compat '{START}' --engine-version" in output

@@ -53,7 +53,7 @@ def read_deployment(place: str) -> list[Invocation]:
     Raises:
         InputError: as `read_file`.
     """
-    is_words = len(place.split()) > 1 or place.startswith("-")
+    is_words = len(place.split()) > 1 or (place.startswith("-") and place != "-")
     with contextlib.suppress(OSError, ValueError):
         is_words = is_words and not Path(place).is_file()
     if not is_words:

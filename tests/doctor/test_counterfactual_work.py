@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from headway.core.engine import Engine
 from headway.core.events import Event, StepScheduled
 from headway.doctor.diagnosis import Fix
-from headway.doctor.evidence import Evidence
-from headway.doctor.prediction.counterfactual import predict
+from headway.doctor.evidence import Evidence, Objective
+from headway.doctor.figures import figures_of
+from headway.doctor.prediction.counterfactual import fit, predict, predict_with
 from headway.doctor.prediction.grain import coarse_request, steps_of
+from headway.doctor.prediction.oracle_fit import FittedModel
 from headway.doctor.prediction.running import TooMuchWorkError, simulate_fitted
 from headway.doctor.prediction.workload_fit import FittedWorkload
 from headway.evidence.engine import EngineSample
@@ -80,6 +82,24 @@ def test_ten_fixes_take_a_bounded_number_of_steps(name: str, monkeypatch: pytest
     assert check is not None and check.accepted, check
     assert sum(bool(fix.predicted) for fix in fixes) >= 2
     assert counted[0] < 150_000 and counted[1] < 6_000_000
+
+
+def test_fixes_that_are_all_too_much_work_are_not_all_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = Evidence(
+        effective=flags("llama-3.1-8b", "L40S", max_model_len=8192),
+        loads=(LoadResult("bench", 8, None, 256, 64, 64, measured={"mean_tpot_ms": 25.0}),),
+    )
+    model, tried = fit(evidence, figures_of(evidence)), list[str]()
+
+    def too_much(self: FittedModel, *given: object, **options: object) -> tuple[Summary, float]:
+        tried.append("one")
+        raise TooMuchWorkError(0.1)
+
+    monkeypatch.setattr(FittedModel, "run", too_much)
+    fixes = [Fix("max_num_seqs", 256, seats, reason="a candidate") for seats in range(16, 56)]
+    answers = predict_with(model, fixes, Objective())
+    assert len(answers) == len(fixes) and not any(fix.predicted for fix in answers)
+    assert 2 <= len(tried) < 8
 
 
 def test_a_simulation_beyond_its_bound_is_given_up_and_says_how_far_it_got() -> None:

@@ -28,7 +28,7 @@ from headway.report.summary import Summary
 MOST_SIMULATED = 12
 _MOST_WORK = 4.5e6
 """Work (see `Meter`) of all fixes' simulations together: some seconds. Two are simulated even where each takes more."""
-_LEAST_SIMULATED = 2
+_LEAST_SIMULATED, _MOST_WORK_FOR_TWO = 2, 2 * _MOST_WORK
 _MOST_LOADS = 3
 METRICS = (
     "output_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "median_itl_ms", "p99_itl_ms",
@@ -89,8 +89,9 @@ def predict_with(model: FittedModel, fixes: Sequence[Fix], objective: Objective)
     work = 0.0
     for fix in fixes:
         count = sum(isinstance(item, _Outcome) for item in tried)
-        if count >= MOST_SIMULATED or (count >= _LEAST_SIMULATED and work >= _MOST_WORK):
-            tried.append(_noted(fix, f"Not simulated: only the first {count} are, since each takes time."))
+        most_work = _MOST_WORK if count >= _LEAST_SIMULATED else _MOST_WORK_FOR_TWO
+        if count >= MOST_SIMULATED or work >= most_work:
+            tried.append(_noted(fix, "Not simulated: those before it took the time that there is."))
             continue
         item, more = _simulated(model, fix)
         tried.append(item)
@@ -156,11 +157,12 @@ def _noted(fix: Fix, reason: str) -> Fix:
 
 def _simulated(model: FittedModel, fix: Fix) -> tuple[_Outcome | Fix, float]:
     """What a fix does, or the fix with why that is not known; and the work of finding out."""
+    most_work = max(MOST_WORK_OF_A_FIX, 2 * model.work)
     try:
         changed = _change(model, fix)
-        summary, work = model.run(changed.deployment, changed.workload, max(MOST_WORK_OF_A_FIX, 2 * model.work))
+        summary, work = model.run(changed.deployment, changed.workload, most_work)
     except TooMuchWorkError:
-        return _noted(fix, "Not simulated: that takes several times as long as all else."), MOST_WORK_OF_A_FIX
+        return _noted(fix, "Not simulated: that takes several times as long as all else."), most_work
     except NotSimulatedError as reason:
         return _noted(fix, f"Not simulated: {reason}"), 0.0
     except HeadwayError as error:

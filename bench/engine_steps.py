@@ -122,7 +122,7 @@ class Subject:
             plain(*arguments)
             self._forward_s = time.perf_counter() - begun
 
-        self.engine.forward = forward  # type: ignore[method-assign]
+        self.engine.forward = forward  # type: ignore[assignment, method-assign]
 
 
 def _load(options: EngineOptions, timed: bool) -> Model:

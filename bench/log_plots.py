@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Panel:
     title: str
     x_label: str
     y_label: str
-    lines: dict[str, Points]
+    lines: Mapping[str, Points]
     dashed: Iterable[str] = ()
 
 

@@ -193,8 +193,10 @@ def _fractions(rounds: Sequence[dict[str, Figures]]) -> list[str]:
 
 
 def _shares(rounds: Sequence[dict[str, Figures]]) -> list[str]:
-    columns = ("step", "products", "head", "attention", "attention of float peak", "to bytes, norms", "rotation, KV")
-    columns += ("waiting", "Python")
+    columns = (
+        *("step", "products", "head", "attention", "attention of float peak", "to bytes, norms", "rotation, KV"),
+        *("waiting", "Python"),
+    )
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for name in rounds[0]:
         ours = [one[name] for one in rounds]

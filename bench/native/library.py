@@ -110,7 +110,7 @@ def measure_ceilings(num_threads: int, *, repeats: int = 5) -> Ceilings:
 def _read_rate(stream: Tensor, num_threads: int, num_passes: int, repeats: int) -> float:
     num_floats = len(stream) // 4
     arguments = (stream.data_ptr(), num_floats, num_threads, num_passes)
-    seconds = min(bench_library().bench_read(*arguments) for _ in range(repeats))
+    seconds = float(min(bench_library().bench_read(*arguments) for _ in range(repeats)))
     return 4 * num_floats * num_passes / seconds
 
 

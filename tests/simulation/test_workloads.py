@@ -243,6 +243,14 @@ class TestGenerators:
         sent = sorted(record.sent_at for record in result.records)
         assert sent[7] == 0.0 < sent[8]
 
+    def test_a_client_holds_conversations_of_divided_lengths_too(self) -> None:
+        """Those of the open loop, one conversation after the other."""
+        options = WorkloadOptions(num_prompts=6, turns=3, concurrency=2, output_tokens="10-40", length_divisor=2.0)
+        workload, _ = options.open()
+        assert workload.conversations is not None
+        held = sorted(turn.num_prompt_tokens for turns in workload.conversations() for turn in turns)
+        assert held == sorted(request.num_prompt_tokens for request in workload.requests)
+
     def test_a_conversation_ends_with_a_turn_that_cannot_be_held(self) -> None:
         """Where such are left out, the client goes on with another one."""
         options = WorkloadOptions(

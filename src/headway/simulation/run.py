@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from headway.simulation.sources import (
     RequestSource,
     StreamSource,
 )
-from headway.workload import MultiTurn, TraceRequest
+from headway.workload import TraceRequest
 
 OnRecord = Callable[[RequestRecord, Request], None]
 
@@ -87,7 +87,8 @@ class SimulatedWorkload:
     requests: Iterable[TraceRequest] = ()
     concurrency: int | None = None
     groups: Sequence[ClientGroup] = ()
-    conversations: MultiTurn | None = None
+    conversations: Callable[[], Iterator[Iterator[TraceRequest]]] | None = None
+    """Each call begins anew: the turns of one conversation after another."""
     num_requests: int = 0
     skip_too_long: bool = False
     """Leave out requests that the deployment could never hold, instead of refusing the workload."""
@@ -107,7 +108,7 @@ class SimulatedWorkload:
             return ClientLoops(make, self.groups, self.num_requests, self.seed)
         if self.conversations is not None:
             assert self.concurrency is not None, "conversations are held by clients"
-            return ConversationLoops(make, self.conversations.conversations(), self.concurrency, self.num_requests)
+            return ConversationLoops(make, self.conversations(), self.concurrency, self.num_requests)
         return StreamSource(make, self.requests, self.concurrency, is_paced=self.is_paced)
 
 

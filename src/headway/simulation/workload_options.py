@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -54,7 +54,7 @@ class WorkloadOptions:
     turns: int = option(
         1,
         "Generated requests come in conversations of this many turns, each holding those before; with --concurrency "
-        "each client holds one, and goes on when it is answered.",
+        "and no rate each client holds one, and goes on when it is answered.",
     )
     think_time_s: float = option(10.0, "Open loop: mean time between the turns of a conversation.", unit="seconds")
     skip_empty: bool = option(False, "Leave out rows of a trace that have zero tokens (failed requests).")
@@ -116,11 +116,11 @@ class WorkloadOptions:
         if self.request_rate is not None and self.trace is not None:
             stream = stream.at_rate(self.request_rate, facts)
         is_paced = self.concurrency is not None and self.request_rate is not None
-        held = self._conversations() if self.trace is None and self.turns > 1 and self.loop == "closed" else None
+        is_held = self.trace is None and self.turns > 1 and self.loop == "closed" and not is_paced
         workload = SimulatedWorkload(
             stream,
             self.concurrency,
-            conversations=None if is_paced or self.length_divisor != 1.0 else held,
+            conversations=self._held if is_held else None,
             num_requests=facts.num_requests,
             skip_too_long=self.skip_too_long,
             is_paced=is_paced,
@@ -155,7 +155,10 @@ class WorkloadOptions:
             source: Iterable[TraceRequest] = self._generated()
         else:
             source = merge([self._recorded(path) for path in self.trace.split(",")])
-        return scale_lengths(source, self.length_divisor) if self.length_divisor != 1.0 else source
+        return self._scaled(source)
+
+    def _scaled(self, requests: Iterable[TraceRequest]) -> Iterable[TraceRequest]:
+        return scale_lengths(requests, self.length_divisor) if self.length_divisor != 1.0 else requests
 
     def _recorded(self, path: str) -> Iterable[TraceRequest]:
         stream = RequestStream(lambda: read_requests(path, limit=self.num_prompts, skip_empty=self.skip_empty))
@@ -172,6 +175,9 @@ class WorkloadOptions:
     def _conversations(self) -> MultiTurn:
         count = self.num_prompts or _GENERATED_REQUESTS
         return MultiTurn(self._spec(-(-count // self.turns)), self.turns, self.think_time_s)
+
+    def _held(self) -> Iterator[Iterator[TraceRequest]]:
+        return (iter(self._scaled(turns)) for turns in self._conversations().conversations())
 
     def _spec(self, num_requests: int) -> Generated:
         prefix = (

@@ -46,7 +46,8 @@ commands and flags.
 ## What holds for all
 
 - **Flags** that vLLM has are called and mean as there. Numbers take no unit; the unit is in the name (`--tpot-ms`) or
-  in the help. Sizes of memory take one: `2GiB`, `512MB`. A switch has a `--no-` form.
+  in the help. Sizes of memory take one: `2GiB`, `512MB`. A switch that may be on by default has a
+  `--no-` form.
 - **Latencies** are those of `vllm bench serve`, in milliseconds: TTFT (time to first token), TPOT (time per output
   token after it), ITL (gap between two tokens), E2EL (from arrival to the last token). ± is the expected error of a
   prediction.

@@ -81,6 +81,13 @@ class TestHighestLoad:
         everybody = highest_load(DEPLOYMENT, CLOSED, Slo(tpot_ms=500.0))
         assert (everybody.load, everybody.is_saturated) == (32, True)
 
+    def test_conversations_are_as_many_as_the_rate_needs(self) -> None:
+        """Few of them spread their turns over the time to think, and come at no such rate."""
+        talks = replace(OPEN, num_prompts=20, turns=4, think_time_s=5.0)
+        limit = highest_load(DEPLOYMENT, talks, Slo(ttft_ms=500.0))
+        assert limit.load < saturation(DEPLOYMENT, talks).requests_per_s
+        assert limit.summary["request_throughput"] == pytest.approx(limit.load, rel=0.4)
+
     def test_clients_that_have_one_request_each_are_judged_by_it(self, tmp_path: Path) -> None:
         """A trace of a single row: all that is sent comes first."""
         trace = tmp_path / "one.csv"

@@ -19,6 +19,8 @@ SHARE = 0.99
 _WITHIN = 0.02
 _ROUNDS = 5
 """Requests for each client, at least: fewer and the first burst decides."""
+_LIVES, _MOST_TURNS = 2, 20_000
+"""Conversations begin for as long as two of them take, or their turns come at less than the rate asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +136,12 @@ def highest_load(
 
 
 def _offered(workload: WorkloadOptions, load: float) -> WorkloadOptions:
-    if workload.concurrency is None:
-        return replace(workload, request_rate=load, ramp=None)
     count = workload.num_prompts
+    if workload.concurrency is None:
+        if workload.turns > 1 and workload.trace is None:
+            arriving = math.ceil(_LIVES * load * workload.turns * workload.think_time_s)
+            count = max(count or 0, min(_MOST_TURNS, arriving))
+        return replace(workload, request_rate=load, ramp=None, num_prompts=count)
     if workload.trace is None:
         count = max(count or 0, _ROUNDS * round(load) * workload.turns)
     return replace(workload, concurrency=round(load), num_prompts=count)

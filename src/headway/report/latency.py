@@ -17,8 +17,8 @@ class LatencyAccumulator:
 
     In one step every decoding request sees the same gap: a million requests are a few million pairs, not
     hundreds of millions of samples. Pairs with equal values are merged, and statistics are exact, until half a
-    million different values are held; from then on values are rounded to 17 bits, to within 8e-6, so that ten
-    million requests take the memory of one.
+    million different values are held; from then on values are rounded to 17 bits, to within 8e-6, or to as many
+    fewer as keeps them to half a million: ten million requests take the memory of one.
     """
 
     __slots__ = ("_bits", "_counts", "_cumulated", "_num_samples", "_values")

@@ -32,6 +32,9 @@ MAX_BYTES = 4_000_000
 MAX_LOG_BYTES = 64_000_000
 _SHELL_SUFFIXES = frozenset((".sh", ".bash", ".zsh", ".txt", ".cmdline", ".slurm", ".sbatch", ""))
 
+_COMMAND = "command.sh"
+"""The name of what is no file but a command line: it is read as a shell does."""
+
 
 def read_file(path: Path) -> list[Invocation]:
     """Every vLLM start that a file describes, in the file's order.
@@ -58,8 +61,13 @@ def read_deployment(place: str) -> list[Invocation]:
         is_words = is_words and not Path(place).is_file()
     if not is_words:
         return read_file(Path(place))
-    flags_alone = place.lstrip().startswith("-")
-    return read_text(f"vllm serve {place}" if flags_alone else place, "command.sh")
+    words = f"vllm serve {place}" if place.lstrip().startswith("-") else place
+    if not _read(words, _COMMAND, {}):
+        raise InputError(
+            f"{place[:80]!r} is no file, and starts no vLLM.",
+            hint="Give a file, or a command as it is typed, in quotes.",
+        )
+    return read_text(words, _COMMAND)
 
 
 def read_text(
@@ -119,6 +127,8 @@ def _load(path: Path) -> str:
         raw = path.read_bytes()
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from None
+    except ValueError:  # a null character
+        raise InputError(f"{str(path)!r} is no path.") from None
     return decode(raw, str(path))
 
 

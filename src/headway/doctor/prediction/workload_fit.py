@@ -26,7 +26,7 @@ from headway.workload.trace import TraceRequest
 _PREFIX_KEY_TOKENS = 16
 _MOST_REQUESTS, _LEAST_REQUESTS = 1500, 60
 _WAVES, _LEAST_WAVES = 8, 1.3
-_MOST_CLIENTS, _CLIENTS_PER_SEAT = 1200, 1.25
+_MOST_CLIENTS, _CLIENTS_PER_SEAT = 1200, 1.1
 """Clients beyond that are left out, unless that many run."""
 _WARM_UP, _MOST_WARM_UP = 0.2, 0.8
 _SECONDS = 0.3

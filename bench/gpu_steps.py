@@ -114,7 +114,7 @@ def _seconds(work: Callable[[], Any], device: str, repeats: int = 7) -> float:
         started_at = time.perf_counter()
         work()
         return time.perf_counter() - started_at
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for _ in range(2):
             work()
@@ -123,9 +123,9 @@ def _seconds(work: Callable[[], Any], device: str, repeats: int = 7) -> float:
     with torch.cuda.graph(graph):
         work()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         before.record()
         graph.replay()
         after.record()
@@ -283,6 +283,7 @@ def _compare(found: dict[str, Any], gpu: str) -> str:
 
     lines = ["| model | part | measured ms | roofline ms | roofline / measured |", "|---|---|--:|--:|--:|"]
     ratios: dict[str, list[float]] = {}
+    names: tuple[str, ...]
     for step in found["steps"]:
         oracle = RooflineOracle(
             RooflineSetup(find_model(step["model"]), find_accelerator(gpu), quantization=step["quantization"])

@@ -405,6 +405,12 @@ def test_a_table_by_run_and_then_by_load() -> None:
     }  # fmt: skip
 
 
+def test_gauges_under_a_load_are_an_engine_at_that_load() -> None:
+    """Whether or not its label has a point."""
+    gauges = {"rate0.5": {"running": 5, "waiting": 2}, "rate2": {"running": 9, "waiting": 9}}
+    assert [load.requests_per_s for load in gather("vllm serve m", observed=[json.dumps(gauges)]).loads] == [0.5, 2.0]
+
+
 def test_bare_numbers_by_run_take_the_unit_beside_them() -> None:
     figures = {
         "single_stream": {"mtp k=2": 43.7, "baseline": 61.2},

@@ -120,14 +120,11 @@ class ObservedTree:
                     beside = [name for name in names if name != key]
                     own = run_of_label(key, beside, has_rate=run.requests_per_s is not None, speculates=speculates)
                     base = own.merged(base)
-                self._labelled_group(value, where, below, base, depth + 1)
-
-    def _labelled_group(self, node: Mapping[Any, Any], source: str, path: str, base: Run, depth: int) -> None:
-        """A mapping under a label. Gauges alone under one that tells of the load are an engine at that load."""
-        num_loads, num_samples = len(self.loads), len(self.samples)
-        run = self._group(node, source, path, base, depth)
-        if len(self.samples) > num_samples and len(self.loads) == num_loads and is_load_label(path.rsplit(".", 1)[-1]):
-            self.loads.append(run.result(source))
+                num_loads, num_samples = len(self.loads), len(self.samples)
+                told = self._group(value, where, below, base, depth + 1)
+                is_engine_at_a_load = len(self.samples) > num_samples and len(self.loads) == num_loads
+                if is_engine_at_a_load and is_load_label(key):
+                    self.loads.append(told.result(where))
 
     def _scalar(self, group: Group, key: str, value: Any, where: str, is_spec: bool) -> None:
         name = key.strip().lower()

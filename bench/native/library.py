@@ -181,10 +181,13 @@ def take_times() -> dict[str, float]:
 @contextmanager
 def timed_kernels() -> Iterator[None]:
     """Models loaded within have kernels that are timed (see `take_times`); those loaded before or after, plain ones."""
+    given = os.environ.get("HEADWAY_KERNELS")
     os.environ["HEADWAY_KERNELS"] = str(compile_library())
     load_library.cache_clear()
     try:
         yield
     finally:
         del os.environ["HEADWAY_KERNELS"]
+        if given is not None:
+            os.environ["HEADWAY_KERNELS"] = given
         load_library.cache_clear()

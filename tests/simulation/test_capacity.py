@@ -33,7 +33,6 @@ class TestSaturation:
         assert found.utilisation(200.0) == pytest.approx(87.0, abs=0.1)
         assert found.queue_growth_per_s(3.0) == pytest.approx(0.7)
         assert found.queue_growth_per_s(2.0) == 0.0
-        assert found.drain_s(1000) == pytest.approx(434.8, abs=0.1)
         assert [found.num_replicas(rate) for rate in (0.1, 2.3, 3.0, 4.6, 4.7)] == [1, 1, 2, 2, 3]
 
     def test_a_full_batch_decides_it(self) -> None:

@@ -39,10 +39,6 @@ class Saturation:
         """Requests that are left over in each second."""
         return max(0.0, requests_per_s - self.requests_per_s)
 
-    def drain_s(self, num_requests: int) -> float:
-        """Time to complete so many."""
-        return num_requests / self.requests_per_s
-
     def num_replicas(self, requests_per_s: float) -> int:
         """Copies of the deployment without which a queue grows for ever."""
         return max(1, math.ceil(self.utilisation(requests_per_s) - 1e-9))

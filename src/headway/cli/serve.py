@@ -142,6 +142,7 @@ def _because(config: EngineConfig, name: str) -> str:
 def curl_line(model_name: str, url: str, *, needs_key: bool) -> str:
     """A command that asks the server something."""
     key = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if needs_key else ""
-    question = {"role": "user", "content": "What is the capital of France?"}
-    body = shlex.quote(json.dumps({"model": model_name, "stream": True, "messages": [question]}))
+    question = {"role": "user", "content": "What is the capital of Germany?"}
+    asked = {"model": model_name, "messages": [question], "temperature": 0, "max_tokens": 32, "stream": True}
+    body = shlex.quote(json.dumps(asked))
     return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"

@@ -44,6 +44,20 @@ def test_config_exit_codes(start: Path, tmp_path: Path) -> None:
     assert _run("config", str(tmp_path / "missing.sh")).exit_code == 2
 
 
+def test_config_tells_what_the_version_rejects() -> None:
+    """What `compat` rejects at those flags is an error of `config` too, once."""
+    command = "vllm serve org/model --max-num-seqs 8 --max-num-batched-tokens 4"
+    result = _run("config", command, "--json")
+    lints = json.loads(result.stdout)["lints"]
+    assert result.exit_code == 1 == _run("compat", command).exit_code
+    assert [(lint["level"], set(lint["settings"])) for lint in lints] == [
+        ("error", {"max_num_seqs", "max_num_batched_tokens"})
+    ]
+    assert _run("config", command.replace("-tokens 4", "-tokens 8")).exit_code == 0
+    unknown = json.loads(_run("config", "vllm serve org/model --no-such-flag", "--json").stdout)["lints"]
+    assert [lint["rule"] for lint in unknown] == ["unknown-flag"]
+
+
 def test_config_json_has_value_written_source_and_reason(start: Path) -> None:
     document = json.loads(_run("config", str(start), "--json", "--engine-version", "0.18.0", "--gpu", "h100").output)
     seats = document["effective"]["max_num_seqs"]

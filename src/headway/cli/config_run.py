@@ -15,10 +15,10 @@ from rich.markup import escape
 
 from headway.catalog.flags import flags_of
 from headway.cli.console import make_console, print_next
+from headway.compat.judge import lints_and_rejections
 from headway.compat.sarif import Report, sarif_log
 from headway.deployment.effective import Effective, Setting, resolve_effective
 from headway.deployment.invocation import Lint
-from headway.deployment.lints import lints_of
 from headway.deployment.read import read_deployment
 from headway.errors import ConfigError, InputError
 from headway.report.files import check_writable, write_file
@@ -54,7 +54,7 @@ def run_config(
         except InputError as error:
             click.echo(f"headway: {error}", err=True)
             failed = True
-    lints = {index: lints_of(effective) for index, (_, effective) in enumerate(results)}
+    lints = {index: lints_and_rejections(effective) for index, (_, effective) in enumerate(results)}
     if as_json:
         click.echo(json.dumps(_document(results, lints, show_all), indent=2, default=str))
     elif str(sarif) != "-":

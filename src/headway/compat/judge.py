@@ -10,7 +10,8 @@ from headway.compat.sizing import planned_block_size
 from headway.deployment.arguments import Problem
 from headway.deployment.effective import Effective
 from headway.deployment.facts import row_holds
-from headway.deployment.lints import problem_lint
+from headway.deployment.invocation import Lint
+from headway.deployment.lints import lints_of, problem_lint
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,21 @@ def judge(effective: Effective) -> Judgement:
     findings.sort(key=lambda finding: _RANK[finding.verdict])
     verdict = worst([finding.verdict for finding in findings]) if findings else "ok"
     return Judgement(effective, verdict, tuple(findings), tuple(undecided))
+
+
+def lints_and_rejections(effective: Effective) -> list[Lint]:
+    """The lints of a configuration, and as errors what the data says its version rejects, errors first.
+
+    A rejection that a lint tells already, by an error about the same settings, is not told twice.
+    """
+    lints = lints_of(effective)
+    told = {frozenset(lint.settings) for lint in lints if lint.level == "error" and lint.settings}
+    rejections = [
+        Lint(finding.id, "error", f"{finding.message} {finding.fix}".strip(), finding.line, finding.settings)
+        for finding in judge(effective).findings
+        if finding.verdict == "rejected" and finding.basis != "parser" and frozenset(finding.settings) not in told
+    ]
+    return sorted([*lints, *rejections], key=lambda lint: lint.level != "error")
 
 
 _RANK = {verdict: index for index, verdict in enumerate(WORST_FIRST)}

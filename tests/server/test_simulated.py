@@ -23,9 +23,9 @@ from headway.text.stand_in import END_TOKEN_ID, FILLER_TOKEN_ID, StandInTokenize
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A simulated deployment with steps of 20 ms, on a free port."""
+    """A simulated deployment with steps of 2 ms, on a free port."""
     options = DeploymentOptions(
-        latency="constant:prefill_us=20,decode_ms=20", num_gpu_blocks_override=500, max_model_len=4096
+        latency="constant:prefill_us=20,decode_ms=2", num_gpu_blocks_override=500, max_model_len=4096
     )
     service = make_simulated_service(options.resolve(), ServerOptions())
     listener = bind("127.0.0.1", 0)
@@ -62,6 +62,15 @@ def test_a_chat_is_answered(url: str) -> None:
     first, second = (_post(url, "/v1/chat/completions", body) for _ in range(2))
     assert first["choices"][0]["message"]["content"] == " token" * 3
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_a_chat_without_max_tokens_ends_by_itself(url: str) -> None:
+    """After 256 tokens, the last an end-of-sequence token, as the banner says; a client's own limit wins."""
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Go on."}]}
+    cases = (({}, 256, "stop"), ({"max_tokens": 300}, 300, "length"), ({"min_tokens": 270}, 270, "stop"))
+    for limit, num_tokens, reason in cases:
+        reply = _post(url, "/v1/chat/completions", chat | limit)
+        assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (num_tokens, reason)
 
 
 def test_the_lag_is_a_metric(url: str) -> None:

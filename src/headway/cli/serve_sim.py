@@ -65,7 +65,11 @@ def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerO
     engine = Engine(scheduler, executor, clock, inbox, max_in_flight=depth)
     engine.num_stages = deployment.pipeline_stages
     limits = ModelLimits(
-        config.scheduler.max_model_len, config.cache.block_size, tokenizer.vocab_size, frozenset({end_id})
+        config.scheduler.max_model_len,
+        config.cache.block_size,
+        tokenizer.vocab_size,
+        frozenset({end_id}),
+        ends_by_itself=True,
     )
     name = resolved.options.model or "simulated"
     service = make_service(
@@ -82,7 +86,10 @@ def make_simulated_service(resolved: ResolvedDeployment, server_options: ServerO
 
 
 def _natural_end(request: Request) -> int | None:
-    return DEFAULT_OUTPUT_TOKENS if request.sampling.max_tokens is None else None
+    sampling = request.sampling
+    if sampling.max_tokens is not None or sampling.ignore_eos:
+        return None
+    return max(DEFAULT_OUTPUT_TOKENS, sampling.min_tokens)
 
 
 def _tokenizer(model: str | None) -> Tokenizer:

@@ -23,7 +23,8 @@ class FinishedRequest:
     num_cached_tokens: int
     num_preemptions: int
     num_choices: int
-    max_tokens: int | None
+    max_tokens: int
+    """What the client gave, or the room that the context leaves."""
     most_output_tokens: int | None
     """Of all choices of this prompt; None but for the last of them to end."""
     e2e_s: float
@@ -164,7 +165,7 @@ def finished_record(stream: LiveStream, reason: FinishReason, now: float) -> Fin
         num_preemptions=request.num_preemptions,
         num_choices=stream.text.spec.num_choices,
         most_output_tokens=stream.generation.count_ended(stream),
-        max_tokens=stream.text.spec.sampling.max_tokens,
+        max_tokens=request.max_total_tokens - request.num_prompt_tokens,
         e2e_s=now - stream.received_at,
         queue_s=None if scheduled is None else scheduled - request.arrived_at,
         prefill_s=None if scheduled is None or first is None else first - scheduled,

@@ -23,6 +23,8 @@ class ModelLimits:
     block_size: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
+    ends_by_itself: bool = False
+    """Whether the executor must see that a request has no max_tokens, to end it before the context is full."""
 
 
 @dataclass(frozen=True, slots=True)

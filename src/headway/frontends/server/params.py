@@ -83,7 +83,7 @@ def make_requests(
 ) -> list[GenerationRequest]:
     """One engine request for each choice: index = prompt index * n + i, and choice i draws with seed + i.
 
-    `max_tokens` is cut to what the context leaves; without it, it is that.
+    `max_tokens` is cut to what the context leaves; without it, it is that, unless the executor ends such requests.
 
     Raises:
         RequestError: n out of range, or a prompt that cannot be run.
@@ -100,7 +100,11 @@ def make_requests(
         check_prompt(token_ids, engine.limits, prompt.param)
         room = max(1, engine.max_sequence_len - len(token_ids))
         max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        fitted = replace(sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens))
+        fitted = replace(
+            sampling,
+            max_tokens=None if sampling.max_tokens is None and engine.limits.ends_by_itself else max_tokens,
+            min_tokens=min(sampling.min_tokens, max_tokens),
+        )
         requests += [
             GenerationRequest(
                 token_ids,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -71,6 +74,29 @@ def test_a_chat_without_max_tokens_ends_by_itself(url: str) -> None:
     for limit, num_tokens, reason in cases:
         reply = _post(url, "/v1/chat/completions", chat | limit)
         assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (num_tokens, reason)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_quietly() -> None:
+    """The stream in flight is told why it ends; nothing is printed but the first signal's line."""
+    command = [sys.executable, "-m", "headway", "serve", "--executor", "sim", "--port", "0", "--max-model-len", "4096"]
+    flags = ["--latency", "constant:prefill_us=20,decode_ms=20", "--num-gpu-blocks-override", "500"]
+    with subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            url = next(line.split()[1] for line in process.stdout if line.startswith("URL:"))
+            body = json.dumps({"prompt": [5] * 40, "max_tokens": 3000, "stream": True}).encode()
+            request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=30) as stream:
+                stream.readline()
+                process.send_signal(signal.SIGINT)
+                told = process.stderr.readline()
+                process.send_signal(signal.SIGINT)
+                rest = stream.read()
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert told.startswith("Stopping: 1 request") and errors == "" and process.returncode == 0
+    assert b"shutting down" in rest and rest.endswith(b"data: [DONE]\n\n")
 
 
 def test_the_lag_is_a_metric(url: str) -> None:

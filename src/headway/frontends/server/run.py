@@ -50,6 +50,10 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+_POLL_S = 0.05
+_LAST_WORDS_S = 0.5
+"""After a second SIGINT: how long clients have to take the error that ends their stream."""
+
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: longer than clients pool theirs, so that none is closed under a request."""
 
@@ -107,10 +111,23 @@ class Server(uvicorn.Server):
         if self._reporting is not None:
             self._reporting.cancel()
         drain = asyncio.create_task(self._engine.drain(self._grace_s))
-        await super().shutdown(sockets)
+        ending = asyncio.create_task(super().shutdown(sockets))
+        while not ending.done() and not self.force_exit:
+            await asyncio.wait([ending], timeout=_POLL_S)
         if self.force_exit:
             drain.cancel()
+            await self._cut_short()
+        await ending
         await asyncio.gather(drain, return_exceptions=True)
+
+    async def _cut_short(self) -> None:
+        """End requests with an error, then cut what is still connected: tasks left to be cancelled print tracebacks."""
+        await self.lifespan.shutdown()  # closes the engine; uvicorn leaves this out
+        for _ in range(2):
+            if self.server_state.tasks:
+                await asyncio.wait(list(self.server_state.tasks), timeout=_LAST_WORDS_S)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
 
     def request_stop(self) -> None:
         """Begin the orderly end; safe from any thread."""

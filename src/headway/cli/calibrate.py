@@ -131,7 +131,9 @@ def _print(result: Calibration, out: Path) -> None:
         )
     for name, reason in profile.not_identified.items():
         console.print(f"Not identified: {name}: {reason}.", highlight=False)
-    print_next(console, f"headway simulate --profile {out} …", "with the same deployment's flags")
+    known = profile.deployment
+    where = f"--model {known.get('model_id')} --gpu {known.get('gpu')}"
+    print_next(console, f"headway simulate --profile {out} {where}", "it takes the same flags")
 
 
 def _sides(row: Fit) -> Sequence[Mapping[str, float]]:

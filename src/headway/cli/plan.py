@@ -106,7 +106,7 @@ def plan(**params: Any) -> None:
 
 
 def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
-    from headway.cli.console import make_console, print_next
+    from headway.cli.console import make_console, print_next, repeated
     from headway.planner.advice import at_lengths
     from headway.planner.fixes import find_fixes, find_gains
     from headway.planner.plan import make_plan
@@ -132,10 +132,10 @@ def _run(params: dict[str, Any], logs: list[StartupLog]) -> None:
             _explain(logs, planned, as_json=False)
         if not planned.fits and fixes:
             flag = {"accelerator": "gpu"}.get(fixes[0].setting, fixes[0].setting.replace("_", "-"))
-            print_next(console, f"the same with --{flag} {fixes[0].value}", "the first change of the list")
+            print_next(console, repeated(f"--{flag} {fixes[0].value}"), "the first change of the list")
         if planned.fits:
             name, card = params["hf_config"] or params["model"], params["gpu"].partition(",")[0]
-            print_next(console, f"headway simulate --model {name} --gpu {card} …", "how fast, with the same flags")
+            print_next(console, f"headway simulate --model {name} --gpu {card}", "how fast; it takes the same flags")
     if not planned.fits:
         sys.exit(_NOT_FITTING)
 

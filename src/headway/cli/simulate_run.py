@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from headway.cli.console import make_console, print_next
+from headway.cli.console import make_console, print_next, repeated
 from headway.cli.json_output import write_json
 from headway.config import BATCHING_POLICIES
 from headway.core.policies import blaming, make_policy
@@ -68,10 +68,17 @@ class SimulateRun:
         self._console.print(self._footer(list(runs.values())))
         found = [self._row(name, run) | ({"capacity": capacity} if capacity else {}) for name, run in runs.items()]
         write_json(found, self._output.json_path, self._console)
-        if not self._output.follows_requests:
-            instead = "instead of --compare-policies " if self._output.compare_policies else ""
-            flags = f"--html report.html --requests-out requests.csv {instead}".rstrip()
-            print_next(self._console, f"the same with {flags}", "plots, and why each request took as long as it did")
+        self._next()
+
+    def _next(self) -> None:
+        flags, purpose = "--html report.html --requests-out requests.csv", "plots, and why each request took so long"
+        if self._output.compare_policies:
+            print_next(self._console, f"the same with {flags} instead of --compare-policies", purpose)
+        elif not self._output.follows_requests:
+            print_next(self._console, repeated(flags), purpose)
+        else:
+            where = f"--model {self._options.model} --gpu {self._options.gpu}"
+            print_next(self._console, f"headway calibrate {where} --bench RESULT.json", "fit it to a server of yours")
 
     def _capacity(self) -> Mapping[str, object]:
         """Print how much the deployment carries, and return it."""
@@ -86,9 +93,9 @@ class SimulateRun:
 
     def _simulate(self, policy: str, observers: Sequence[Observer]) -> Simulated:
         options = self._options
-        if make_policy(policy).reserve(1) and options.async_scheduling is None:
-            options = replace(options, async_scheduling=False)
         with blaming(policy):
+            if make_policy(policy).reserve(1) and options.async_scheduling is None:
+                options = replace(options, async_scheduling=False)
             resolved = options.resolve(policy)
         started = time.perf_counter()
         with blaming(policy):

@@ -38,7 +38,9 @@ def _read(path: str) -> Any:
 
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise WorkloadError(f"Cannot read {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
         raise WorkloadError(f"Cannot read {path}: {error}.") from None
     try:
         return json.loads(text)

@@ -11,6 +11,7 @@ from headway.config import EngineConfig, EngineOptions, ModelFacts, resolve
 from headway.core.arrivals import ArrivalSource
 from headway.core.clock import Clock
 from headway.core.engine import Engine, Listener
+from headway.core.policies import blaming
 from headway.core.profiles import VictimHandling, profile_for
 from headway.core.scheduler import Scheduler
 from headway.errors import ConfigError
@@ -148,5 +149,6 @@ def assemble(
 ) -> Engine:
     """An engine on any executor, from resolved settings."""
     depth = 2 if config.scheduler.async_scheduling else 1
-    scheduler = Scheduler.of(config, max_in_flight=depth)
+    with blaming(config.policy):
+        scheduler = Scheduler.of(config, max_in_flight=depth)
     return Engine(scheduler, executor, clock, source, max_in_flight=depth, listeners=listeners)

@@ -197,6 +197,20 @@ def test_settings_that_cannot_work_are_refused(arguments: list[str], message: st
     assert isinstance(error, ConfigError) and message in str(error)
 
 
+@pytest.mark.parametrize("question", ["queue(self, usual)", "reserve(self, max_model_len)", "__init__(self)"])
+def test_a_policy_of_ones_own_that_fails_is_told_with_its_line(
+    question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a path from here, as it is typed."""
+    monkeypatch.chdir(tmp_path)
+    text = f"from headway.core.policies import ChunkedPolicy\nclass A(ChunkedPolicy):\n  def {question}:\n    1 / 0\n"
+    path = Path(f"fails_in_{question.partition('(')[0]}.py")  # a name of its own: a file is read once
+    path.write_text(text)
+    error = run("--policies", str(path), "--request-rate", "5", fails=True).exception
+    assert isinstance(error, ConfigError) and isinstance(error.__cause__, ZeroDivisionError)
+    assert str(error) == f"The policy fails: ZeroDivisionError: division by zero ({path}, line 4)."
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

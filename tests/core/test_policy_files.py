@@ -66,7 +66,9 @@ def test_a_missing_file_or_name_is_refused() -> None:
         make_policy("nothing")
 
 
-def test_what_a_policy_of_ones_own_raises_is_told_with_its_line(tmp_path: Path) -> None:
+def test_what_a_policy_of_ones_own_raises_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "from headway.core.policies import ChunkedPolicy\n"
@@ -76,5 +78,9 @@ def test_what_a_policy_of_ones_own_raises_is_told_with_its_line(tmp_path: Path) 
     )
     with pytest.raises(ConfigError, match=r"AttributeError.*mine\.py, line 4"), blaming(str(path)):
         _order(str(path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"AttributeError.*\(mine\.py, line 4\)") as caught, blaming("mine.py"):
+        _order("mine.py")
+    assert isinstance(caught.value.__cause__, AttributeError)
     with pytest.raises(ZeroDivisionError), blaming(str(path)):
         raise ZeroDivisionError("not the policy's fault")

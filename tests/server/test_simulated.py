@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from headway.frontends.server.app import build_app
 from headway.frontends.server.run import Server, bind, url_of
 from headway.simulation.options import DeploymentOptions
 from headway.text.stand_in import END_TOKEN_ID, FILLER_TOKEN_ID, StandInTokenizer
+from tests.server.support import running
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,11 @@ def test_a_chat_is_answered(url: str) -> None:
 def test_a_chat_without_max_tokens_ends_by_itself(url: str) -> None:
     """After 256 tokens, the last an end-of-sequence token, as the banner says; a client's own limit wins."""
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Go on."}]}
-    cases = (({}, 256, "stop"), ({"max_tokens": 300}, 300, "length"), ({"min_tokens": 270}, 270, "stop"))
+    cases: list[tuple[dict[str, int], int, str]] = [
+        ({}, 256, "stop"),
+        ({"max_tokens": 300}, 300, "length"),
+        ({"min_tokens": 270}, 270, "stop"),
+    ]
     for limit, num_tokens, reason in cases:
         reply = _post(url, "/v1/chat/completions", chat | limit)
         assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (num_tokens, reason)
@@ -105,6 +112,28 @@ def test_the_lag_is_a_metric(url: str) -> None:
         text = response.read().decode()
     for name in ("vllm:num_requests_running", "headway:simulation_lag_seconds", "headway:simulation_late_steps_total"):
         assert f"\n{name}{{" in text
+
+
+def test_a_policy_of_ones_own_that_fails_is_logged_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its file and line, not the frames of ours."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from headway.core.policies import ChunkedPolicy\n"
+        "class Mine(ChunkedPolicy):\n"
+        "    def admit(self, num_running, max_num_seqs):\n"
+        "        return self.nothing\n"
+    )
+    options = DeploymentOptions(
+        latency="constant:decode_ms=1", num_gpu_blocks_override=50, max_model_len=512, policy=str(path)
+    )
+    service = make_simulated_service(options.resolve(), ServerOptions())
+    with running(service) as url, pytest.raises(urllib.error.HTTPError):
+        _post(url, "/v1/completions", {"prompt": [5] * 40, "max_tokens": 7})
+    (record,) = caplog.records
+    assert "has no attribute 'nothing'" in record.message and f"{path}, line 4" in record.message
+    assert record.exc_info is None
 
 
 def test_a_clock_that_cannot_keep_up_warns_once(caplog: pytest.LogCaptureFixture) -> None:

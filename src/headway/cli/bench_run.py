@@ -249,7 +249,12 @@ class BenchRun:
 
 def _reserving(policies: Iterable[str]) -> list[str]:
     """Those that take KV slots for the longest sequence at admission."""
-    return [policy for policy in policies if make_policy(policy).reserve(1)]
+    reserving = []
+    for policy in policies:
+        with blaming(policy):
+            if make_policy(policy).reserve(1):
+                reserving.append(policy)
+    return reserving
 
 
 def _listed(policies: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import click
 from headway.cli.serve import curl_line
 from headway.config import ServerOptions
 from headway.core.engine import Engine
+from headway.core.policies import blaming
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.executors.simulated.executor import SimulatedExecutor
@@ -37,8 +38,9 @@ def run_simulated(options: DeploymentOptions, server_options: ServerOptions) -> 
 
     listener = bind(server_options.host, server_options.port)
     with listener:
-        resolved = options.resolve()
-        service = make_simulated_service(resolved, server_options)
+        with blaming(options.policy):
+            resolved = options.resolve()
+            service = make_simulated_service(resolved, server_options)
         text = _banner(resolved, service.model_name, url_of(listener))
         emit = None if server_options.disable_log_stats else partial(click.echo, err=True)
         serve(build_app(service), service.engine, listener, lambda: click.echo(text), emit)

@@ -18,13 +18,15 @@ from traceback import extract_tb
 from headway.config import BATCHING_POLICIES, CacheConfig, SchedulerConfig
 from headway.core.plan import ScheduledRequest
 from headway.core.queues import WaitingQueue
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 
 
 class ChunkedPolicy:
     """Continuous batching with chunked prefill: what vLLM V1 does. Also the base of the other policies."""
 
     name = "chunked"
+    file = ""
+    """The Python file that the policy comes from; empty for ours."""
     may_fast_forward = True
     """Whether a step like the last one, with nobody ended or admitted, is always scheduled as it was. A policy from a
     file must say so itself to be simulated with fast-forward."""
@@ -153,7 +155,9 @@ def make_policy(name: str) -> ChunkedPolicy:
         ConfigError: no such policy, or a file that cannot be run or holds none.
     """
     if ".py" in name:
-        return _policy_in_file(name)()
+        policy = _policy_in_file(name)
+        with blaming(name):
+            return policy()
     if name not in _POLICIES:
         raise ConfigError(
             f"There is no batching policy {name!r}.", hint=f"Known: {', '.join(_POLICIES)}, or FILE.py:CLASS."
@@ -166,14 +170,16 @@ def blaming(name: str) -> Iterator[None]:
     """Within it, what a policy from a file raises is told as the fault of that file and line.
 
     Raises:
-        ConfigError: in place of an error whose traceback ends in the policy's file.
+        ConfigError: in place of an error, not one of `headway.errors`, whose traceback goes through the policy's file.
     """
     try:
         yield
+    except HeadwayError:
+        raise
     except Exception as error:
-        path = f"{name.partition('.py')[0]}.py"
-        frames = extract_tb(error.__traceback__)
-        if ".py" not in name or not frames or Path(frames[-1].filename) != Path(path):
+        path = Path(f"{name.partition('.py')[0]}.py")
+        frames = [frame for frame in extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()]
+        if ".py" not in name or not frames:
             raise
         raise ConfigError(
             f"The policy fails: {type(error).__name__}: {error} ({path}, line {frames[-1].lineno})."
@@ -205,6 +211,7 @@ def _policy_in_file(place: str) -> type[ChunkedPolicy]:
             hint=f"Name one as {path}:CLASS; classes derived from ChunkedPolicy there: {names}.",
         )
     policy = chosen[0]
+    policy.file = str(path)
     if "may_fast_forward" not in vars(policy):
         policy.may_fast_forward = False
     if "name" not in vars(policy):

@@ -18,6 +18,7 @@ from typing import Any
 from headway.core.arrivals import Arrival, Finish, Inbox
 from headway.core.engine import Engine
 from headway.core.plan import RequestOutput
+from headway.core.policies import blaming
 from headway.core.request import FinishReason, Request
 from headway.errors import EngineDeadError, HeadwayError, QueueFullError
 from headway.frontends.generation import Generation, LiveStream, RequestObserver, finished_record
@@ -155,9 +156,13 @@ class AsyncEngine:
     def _run(self) -> None:
         assert self._loop is not None
         try:
-            for outputs in self.engine.run():
-                if outputs:
-                    self._call(self._deliver, outputs, self._clock.now())
+            with blaming(self.engine.scheduler.policy.file):
+                for outputs in self.engine.run():
+                    if outputs:
+                        self._call(self._deliver, outputs, self._clock.now())
+        except HeadwayError as error:
+            logger.error("The engine stopped: %s", error)
+            self._call(self._die, error)
         except Exception as error:
             logger.exception("The engine stopped")
             self._call(self._die, error)

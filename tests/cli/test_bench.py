@@ -140,6 +140,16 @@ def test_a_trace_is_divided_by_four_and_stretched_to_the_load(tmp_path: Path) ->
     assert (row["workload"], row["load"], row["burstiness"]) == ("my", 0.7, None)
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"), [((), "4"), (("--length-divisor", "2.5"), "2.5"), (("--length-divisor", "1"), "")]
+)
+def test_the_workload_row_says_by_what_lengths_are_divided(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:
+    write_trace(tmp_path / "my.csv", [TraceRequest(7.0 + i, 400, 40) for i in range(5)])
+    output = run("--trace", str(tmp_path / "my.csv"), *flags, "--policies", "chunked", "--as-recorded").output
+    (row,) = (line for line in output.splitlines() if line.startswith("workload"))
+    assert row.rstrip().endswith(f"output tokens, lengths ÷ {says}" if says else "output tokens")
+
+
 def test_a_trace_can_be_replayed_as_recorded(tmp_path: Path) -> None:
     write_trace(tmp_path / "my.csv", [TraceRequest(7.0 + 2 * i, 40, 4) for i in range(10)])
     arguments = ("--trace", str(tmp_path / "my.csv"), "--as-recorded", "--length-divisor", "1", "--json", "-")

@@ -154,7 +154,8 @@ class BenchRun:
         config = self._config
         scheduler, reasons = config.scheduler, config.reasons
         pool_tokens, max_model_len = _pool_tokens(config), scheduler.max_model_len
-        yield "workload", self._options.workload_name(), describe_lengths(self._workload.requests)
+        lengths = ", ".join(filter(None, (describe_lengths(self._workload.requests), self._divided())))
+        yield "workload", self._options.workload_name(), lengths
         yield "KV cache", f"{pool_tokens:,} tokens", f"{config.cache.num_blocks - 1:,} blocks; " + reasons["num_blocks"]
         concurrency = format_number(pool_tokens / max_model_len)
         yield "concurrency", f"{concurrency} requests", f"of the full {max_model_len:,} tokens"
@@ -214,10 +215,14 @@ class BenchRun:
         return f"{self._model.name}, {self._options.workload_name()}: {count}"
 
     def _subtitle(self) -> str:
-        divided = f"lengths ÷ {self._options.divisor:g} · " if self._options.divisor != 1 else ""
+        divided = f"{self._divided()} · " if self._divided() else ""
         shown, why = self._arrivals()
         threads = self._engine_options.num_threads or os.cpu_count()
         return f"{divided}{shown}, {why} · {threads} CPU thread{'s' if threads != 1 else ''}"
+
+    def _divided(self) -> str:
+        divisor = self._options.divisor
+        return f"lengths ÷ {divisor:g}" if divisor != 1 else ""
 
     def _expected_waste(self) -> float:
         return expected_reservation_waste(self._workload.requests, self._config.scheduler.max_model_len)

@@ -183,6 +183,14 @@ def test_ctrl_c_reports_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[row - 1].split() == ["naive"]
     done = re.search(r"naive had done (\d+) of 40", result.output)
     assert done is not None and 0 < int(done[1]) < 40
+    assert "naive: 40 requests …" in result.output and "naive: done" not in result.output
+
+
+def test_ctrl_c_while_capacity_is_measured_says_so_and_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PricedExecutor, "interrupt_at", 20)
+    output = run("--policies", "chunked", fails=True).output
+    assert "capacity: 40 requests …" in output and "Interrupted while capacity was measured" in output
+    assert "done" not in output
 
 
 @pytest.mark.parametrize(

@@ -217,8 +217,8 @@ def _engine_keys(engine: Engine, num_unfinished: int) -> Summary:
 def progress_bar(label: str, num_requests: int, console: Console | None = None) -> Iterator[OnProgress]:
     """A progress bar for `replay(on_progress=…)`: requests ended, output tokens, time left.
 
-    It goes to stderr; where that is no terminal, lines say that this part began and ended, and every ten seconds how
-    far it is.
+    It goes to stderr; where that is no terminal, lines say that this part began and that all its requests ended, and
+    every ten seconds how far it is.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -227,15 +227,18 @@ def progress_bar(label: str, num_requests: int, console: Console | None = None) 
     if not console.is_terminal:
         console.print(f"{label}: {counted(num_requests, 'request')} …", highlight=False)
         told_at = monotonic()
+        is_done = False
 
         def tell(num_ended: int, num_tokens: int) -> None:
-            nonlocal told_at
+            nonlocal told_at, is_done
+            is_done = num_ended >= num_requests
             if monotonic() - told_at >= _PROGRESS_INTERVAL_S:
                 told_at = monotonic()
                 console.print(f"{label}: {counted(num_ended, 'request')}, {num_tokens:,} tokens", highlight=False)
 
         yield tell
-        console.print(f"{label}: done", highlight=False)
+        if is_done:  # not after Ctrl-C
+            console.print(f"{label}: done", highlight=False)
         return
     columns = (
         TextColumn("{task.description:<12}"),

@@ -112,6 +112,8 @@ def run(model: str | None, engine_options: EngineOptions, server_options: Server
 
 def banner(model_name: str, config: EngineConfig, url: str, needs_key: bool) -> str:
     """What is served, how much fits, where, and a line to try."""
+    from headway.core.policies import make_policy
+
     cache, limits = config.cache, config.scheduler
     num_slots = (cache.num_blocks - 1) * cache.block_size
     concurrency = num_slots / limits.max_model_len
@@ -124,7 +126,7 @@ def banner(model_name: str, config: EngineConfig, url: str, needs_key: bool) -> 
         ),
         (
             "scheduler",
-            f"{config.policy}, {counted(limits.max_num_seqs, 'request')} at once, "
+            f"{make_policy(config.policy).name}, {counted(limits.max_num_seqs, 'request')} at once, "
             f"{limits.max_num_batched_tokens} tokens a step{_because(config, 'max_num_batched_tokens')}, "
             f"as vLLM {config.engine_version}",
         ),

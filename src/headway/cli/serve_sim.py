@@ -10,7 +10,7 @@ import click
 from headway.cli.serve import curl_line
 from headway.config import ServerOptions
 from headway.core.engine import Engine
-from headway.core.policies import blaming
+from headway.core.policies import blaming, make_policy
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.executors.simulated.executor import SimulatedExecutor
@@ -41,7 +41,7 @@ def run_simulated(options: DeploymentOptions, server_options: ServerOptions) -> 
         with blaming(options.policy):
             resolved = options.resolve()
             service = make_simulated_service(resolved, server_options)
-        text = _banner(resolved, service.model_name, url_of(listener))
+        text = simulated_banner(resolved, service.model_name, url_of(listener))
         emit = None if server_options.disable_log_stats else partial(click.echo, err=True)
         serve(build_app(service), service.engine, listener, lambda: click.echo(text), emit)
 
@@ -101,7 +101,8 @@ def _tokenizer(model: str | None) -> Tokenizer:
     return StandInTokenizer()
 
 
-def _banner(resolved: ResolvedDeployment, model_name: str, url: str) -> str:
+def simulated_banner(resolved: ResolvedDeployment, model_name: str, url: str) -> str:
+    """What is simulated, how well, where, and a line to try."""
     config = resolved.deployment.config
     limits, cache = config.scheduler, config.cache
     bar = resolved.deployment.oracle.error_bar()
@@ -112,7 +113,7 @@ def _banner(resolved: ResolvedDeployment, model_name: str, url: str) -> str:
         ("KV cache", f"{cache.num_blocks} blocks of {cache.block_size} ({config.reasons.get('num_blocks', 'given')})"),
         (
             "scheduler",
-            f"{config.policy}, {counted(limits.max_num_seqs, 'request')} at once, "
+            f"{make_policy(config.policy).name}, {counted(limits.max_num_seqs, 'request')} at once, "
             f"{limits.max_num_batched_tokens} tokens a step, up to {limits.max_model_len} tokens a sequence, "
             f"as vLLM {config.engine_version}",
         ),

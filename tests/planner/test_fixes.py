@@ -110,6 +110,24 @@ def test_what_another_term_hides_cannot_help() -> None:
     assert "does not take CUDA graphs" in reasons["enforce_eager"]
 
 
+def test_what_is_short_counts_what_weights_lack_already() -> None:
+    """Weights beyond the card: the pool's own deficit and one request together, for every change that is no help."""
+    made = plan("llama-3.3-70b", "l40s")
+    request = made.blocks_per_request * made.binding.layout.block_bytes
+    assert made.available_kv_cache_bytes < 0
+    assert request <= made.shortfall_bytes + made.available_kv_cache_bytes <= request + made.binding.layout.block_bytes
+    smaller = without(made, kv_cache_dtype="fp8")
+    assert f"{smaller.shortfall_bytes / GIB:.2f} GiB short" in reasons_of(made)["kv_cache_dtype"]
+    assert made.shortfall_bytes - smaller.shortfall_bytes < 0.6 * request
+
+
+def test_what_is_short_of_a_given_number_of_blocks_is_counted_in_blocks() -> None:
+    """The memory that the number leaves unused does not hold the request."""
+    made = plan("Qwen/Qwen3-8B", "h100", max_model_len=4096, num_gpu_blocks_override=100)
+    lacking = made.shortfall_bytes / made.binding.layout.block_bytes
+    assert not made.fits and lacking - (made.blocks_per_request - 100) in (0, 1)
+
+
 def test_a_near_miss_gets_the_smallest_change() -> None:
     """A few MiB short: a thousandth of utilization, or a fraction of a percent of the length."""
     base = plan("Qwen/Qwen3-8B", "l40s", engine_version="0.15.0", max_model_len=4096, gpu_memory_utilization=0.45)

@@ -26,7 +26,8 @@ class Plan:
     """What a deployment's memory gives, on the pipeline rank that binds.
 
     `kv_cache_tokens` is what the version's log calls "GPU KV cache size"; `max_concurrency` is requests of
-    max_model_len at once, as it counts them. `shortfall_bytes` is what one request of that length lacks (0 if it fits).
+    max_model_len at once, as it counts them. `shortfall_bytes` is what one request of that length lacks on each GPU (0
+    if it fits), with what weights and activations lack already, where they exceed the budget by themselves.
     """
 
     resolved: Resolved
@@ -137,8 +138,9 @@ def make_plan(deployment: Deployment, fitted: MemoryCoefficients | None = None) 
     logged = binding.layout.blocks_logged(length, in_flight)
     tokens = [_logged_tokens(resolved, binding, count, logged) for count in blocks]
     reserved = 1 if version_fact("null_block_is_reserved_at_start", resolved.defaults.version) else 0
-    missing = (needed + reserved) * binding.layout.block_bytes - max(
-        binding.available_bytes, blocks[0] * binding.layout.block_bytes
+    block_bytes = binding.layout.block_bytes
+    missing = (needed + reserved) * block_bytes - (
+        binding.available_bytes if override is None else blocks[0] * block_bytes
     )
     return Plan(
         resolved=resolved,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headway.catalog import find_accelerator, find_model
@@ -33,6 +34,15 @@ from headway.simulation.run import SimulatedDeployment
 _UNPLANNED_MAX_NUM_SEQS = 256
 _UNPLANNED_MAX_NUM_BATCHED_TOKENS = 2048
 _UNPLANNED_BLOCK_SIZE = 16
+_PLANNED = frozenset(
+    (
+        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
+        "quantization", "kv_cache_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+        "gpu_memory_utilization", "block_size", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
+        "kv_cache_memory_bytes", "num_gpu_blocks_override", "engine_version",
+    )
+)  # fmt: skip
+"""Settings that `headway plan` takes under the same name."""
 _ASYNC_PIPELINES, _ASYNC_DRAFT_MODELS = (0, 15, 0), (0, 16, 0)
 """Releases from which asynchronous scheduling goes with a pipeline, and with a draft model (vllm/config/vllm.py)."""
 
@@ -161,10 +171,24 @@ class DeploymentOptions:
         if plan.uniform_num_gpu_blocks < 2:
             raise ConfigError(
                 f"{self.model} does not fit on {self.tensor_parallel_size * self.pipeline_parallel_size} × {self.gpu}: "
-                f"{plan.shortfall_bytes / 2**30:.1f} GiB are lacking for one request of max_model_len.",
-                hint="Use more GPUs (--tensor-parallel-size), a smaller weight format, or --num-gpu-blocks-override.",
+                f"{plan.shortfall_bytes / 2**30:.2f} GiB are lacking for one request of max_model_len.",
+                hint="Use more GPUs (--tensor-parallel-size), a smaller weight format, or --num-gpu-blocks-override; "
+                f"`{self._plan_command()}` says which changes make it fit.",
             )
         return plan
+
+    def _plan_command(self) -> str:
+        """The `headway plan` of this deployment: what was given and bears on memory, in its flags."""
+        words = ["headway", "plan", str(self.model), "--gpu", str(self.gpu)]
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name not in _PLANNED or value == item.default:
+                continue
+            flag = item.name.replace("_", "-")
+            words += (
+                [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+            )
+        return shlex.join(words)
 
     def _planned(self, plan: Plan, reasons: dict[str, str]) -> tuple[SchedulerConfig, CacheConfig]:
         defaults = plan.resolved.defaults

@@ -15,6 +15,7 @@ from headway.deployment.invocation import Invocation
 from headway.doctor.evidence import Evidence
 from headway.evidence.engine import EngineSample, EngineTotals, Histogram
 from headway.executors.simulated.calibrated import CalibratedOracle
+from headway.report.slo import RequestRecord
 from headway.report.summary import Summary
 from headway.simulation.options import DeploymentOptions
 from headway.simulation.run import SimulatedWorkload, SimulationResult, simulate
@@ -83,13 +84,33 @@ class Truth:
         result, timeline = self.run()
         return Evidence(
             effective=flags(self.model, self.gpu, **self.settings),
-            totals=_totals(result) if with_histograms else None,
+            totals=_totals(result.records, float(result.summary["duration"] or 0.0)) if with_histograms else None,
             samples=_samples(result, timeline, num_samples),
         )
 
+    def two_scrapes(self, first_s: float, seconds: float, seats: int) -> Evidence:
+        """Flags, and what two scrapes show that are so many seconds apart: gauges at both, totals between them.
 
-def _totals(result: SimulationResult) -> EngineTotals:
-    records = result.records
+        `seats` run whenever as many are in the system.
+        """
+        result, _ = self.run()
+        instants = (first_s, first_s + seconds)
+        done = [item for item in result.records if instants[0] < item.last_token_at <= instants[1]]
+        totals = _totals(done, seconds)
+        samples: list[EngineSample] = []
+        for at_s in instants:
+            held = sum(item.sent_at <= at_s < item.last_token_at for item in result.records)
+            running = float(min(seats, held))
+            rate = totals.counters["generation_tokens"] / seconds if samples else None
+            samples.append(
+                EngineSample(
+                    at_s - first_s, "0", running, held - running, generation_tokens_per_s=rate, source="metrics"
+                )
+            )
+        return Evidence(effective=flags(self.model, self.gpu, **self.settings), totals=totals, samples=tuple(samples))
+
+
+def _totals(records: Sequence[RequestRecord], duration_s: float) -> EngineTotals:
     counters = {
         "prompt_tokens": float(sum(item.num_prompt_tokens for item in records)),
         "generation_tokens": float(sum(item.num_output_tokens for item in records)),
@@ -101,7 +122,6 @@ def _totals(result: SimulationResult) -> EngineTotals:
         "prompt_tokens": histogram([item.num_prompt_tokens for item in records], _TOKENS),
         "generation_tokens": histogram([item.num_output_tokens for item in records], _TOKENS),
     }
-    duration_s = float(result.summary["duration"] or 0.0)
     return EngineTotals(duration_s, counters, {"length": float(len(records))}, histograms, is_since_start=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
 from statistics import fmean
@@ -13,6 +13,7 @@ from headway.doctor.figures import Figures, num_finished
 from headway.doctor.prediction.deployment_fit import NotSimulatedError
 from headway.doctor.prediction.gauges import Gauges, Moment
 from headway.doctor.prediction.lengths_fit import Lengths
+from headway.doctor.prediction.population import Population, population_of
 from headway.evidence.load import LoadResult
 
 _ALL_AT_ONCE = 0.4
@@ -32,7 +33,8 @@ class Arrivals:
 
     `backlog` are requests waiting when the time starts, `half_done` those running then; `instants` come after them,
     until `until_s`. `hides_waits`: those of the backlog have waited for longer than can be told. `seen` are means of
-    gauges over that time, by summary key; `is_part`: it is only a part of the time that was watched.
+    gauges over that time, by summary key; `is_part`: it is only a part of the time that was watched. `is_ambiguous`: a
+    queue was seen, but not whether clients keep it or requests come by themselves.
     """
 
     concurrency: int | None = None
@@ -46,19 +48,30 @@ class Arrivals:
     hides_waits: bool = False
     seen: Mapping[str, float] = field(default_factory=dict)
     is_part: bool = False
+    is_ambiguous: bool = False
     assumptions: tuple[str, ...] = ()
 
 
 def fit_arrivals(
-    figures: Figures, load: LoadResult | None, gauges: Gauges, lengths: Lengths, most_requests: int
+    figures: Figures,
+    load: LoadResult | None,
+    gauges: Gauges,
+    lengths: Lengths,
+    most_requests: int,
+    *,
+    holds_population: bool | None = None,
 ) -> Arrivals:
     """The arrivals of a load, or of the engine's own figures where there is none.
+
+    Args:
+        holds_population: whether an engine's load is a closed loop; None: as its gauges say.
 
     Raises:
         NotSimulatedError: nothing tells them.
     """
     if load is None:
-        return _from_engine(figures, gauges, lengths, most_requests)
+        held = (held_population(figures) or _kept(gauges)) if holds_population else None
+        return held or _from_engine(figures, gauges, lengths, most_requests, is_free=holds_population is False)
     if load.concurrency is not None:
         return Arrivals(load.concurrency, load.requests_per_s or math.inf, load.requests_per_s is not None)
     if load.requests_per_s is not None and math.isfinite(load.requests_per_s):
@@ -102,8 +115,36 @@ def held_population(figures: Figures) -> Arrivals | None:
     return Arrivals(clients, assumptions=(text,))
 
 
-def _from_engine(figures: Figures, gauges: Gauges, lengths: Lengths, most_requests: int) -> Arrivals:
-    """A closed loop if the number in the system does not move; else instants from the gauges, or a mean rate."""
+def _kept(gauges: Gauges) -> Arrivals | None:
+    """As many clients as are in the system, each sending when it is answered."""
+    in_system = gauges.middle_in_system
+    return Arrivals(max(1, round(in_system))) if in_system else None
+
+
+def _from_few_samples(gauges: Gauges, finished: float | None, population: Population) -> Arrivals | None:
+    """A closed loop where a queue stood and the number in the system hardly moved; None if not, or not likely."""
+    kept = _kept(gauges)
+    if kept is None or population not in ("held", "likely held"):
+        return None
+    moved, clients = max(gauges.in_system) - min(gauges.in_system), kept.concurrency
+    text = f"A queue stands and the number in the system ({clients}) moved by {moved:.0f}"
+    if finished is not None:
+        text += f" while {finished:,.0f} requests finished"
+    text += ": as many clients, each sending when it is answered."
+    if population == "held":
+        return replace(kept, assumptions=(text,))
+    text += " Independent arrivals may move it as little in that time; samples over a longer time would tell."
+    return replace(kept, is_ambiguous=True, assumptions=(text,))
+
+
+def _from_engine(
+    figures: Figures, gauges: Gauges, lengths: Lengths, most_requests: int, *, is_free: bool = False
+) -> Arrivals:
+    """A closed loop if the number in the system does not move; else instants from the gauges, or a mean rate.
+
+    Args:
+        is_free: no closed loop, whatever two or three samples say.
+    """
     in_system = gauges.middle_in_system
     if gauges.is_steady and in_system is not None:
         clients = max(1, round(in_system))
@@ -114,6 +155,10 @@ def _from_engine(figures: Figures, gauges: Gauges, lengths: Lengths, most_reques
         return found
     totals = figures.evidence.totals
     finished = num_finished(totals)
+    population = population_of(gauges, finished if totals is not None and totals.duration_s else None)
+    kept = None if is_free else _from_few_samples(gauges, finished, population)
+    if kept is not None:
+        return kept
     rate = finished / totals.duration_s if totals is not None and totals.duration_s and finished else None
     how = "finished requests over time"
     if rate is None and gauges.generation_tokens_per_s:
@@ -129,7 +174,10 @@ def _from_engine(figures: Figures, gauges: Gauges, lengths: Lengths, most_reques
         text = f"{clients} requests were in the system; that many clients are taken to keep it so."
         return Arrivals(clients, assumptions=(text,))
     text = f"Requests come independently (Poisson) at {rate:.3g}/s: {how}."
-    return Arrivals(None, rate, is_estimated=True, assumptions=(text,))
+    is_ambiguous = population != "free"
+    if is_ambiguous:
+        text += " Clients that each send when they are answered would keep such a queue too."
+    return Arrivals(None, rate, is_estimated=True, is_ambiguous=is_ambiguous, assumptions=(text,))
 
 
 def _from_moments(figures: Figures, moments: Sequence[Moment], lengths: Lengths, most_requests: int) -> Arrivals | None:

@@ -115,7 +115,9 @@ def fit(evidence: Evidence, figures: Figures) -> FittedModel:
     """
     try:
         deployment = fit_deployment(evidence, figures)
-        model = _fit_loads(evidence, figures, deployment, holds_population=False)
+        model = _fit_loads(evidence, figures, deployment, holds_population=None)
+        if model.workload.is_ambiguous:
+            return _with_other(model, evidence, figures, deployment)
         is_missed = not model.check.accepted or "ttft_ms" in model.checked.withheld
         if is_missed and model.workload.is_estimated and held_population(figures) is not None:
             other = _fit_loads(evidence, figures, deployment, holds_population=True)
@@ -126,8 +128,35 @@ def fit(evidence: Evidence, figures: Figures) -> FittedModel:
         raise NotSimulatedError(f"The deployment cannot be simulated: {error.message}") from None
 
 
+def _with_other(model: FittedModel, evidence: Evidence, figures: Figures, deployment: FittedDeployment) -> FittedModel:
+    """The model together with the one that reads the load the other way; that one first if only it fits.
+
+    Which of them fits does not settle it: a queue may be left from before it was watched. Where there is no other, the
+    first one's TTFT is not predicted.
+    """
+    try:
+        other = _fit_loads(evidence, figures, deployment, holds_population=not model.workload.is_closed)
+    except HeadwayError:
+        return _withholding_ttft(model)
+    ours, theirs = (item.check.accepted and "ttft_ms" not in item.checked.withheld for item in (model, other))
+    if theirs and not ours:
+        model, other = other, model
+    return replace(_noted_model(model, "Error bars reach to what the other reading gives."), other=other)
+
+
+def _withholding_ttft(model: FittedModel) -> FittedModel:
+    reason = "TTFT is not predicted: it is not told whether clients keep the queue"
+    withheld = {**model.checked.withheld, "ttft_ms": reason}
+    return _noted_model(replace(model, checked=replace(model.checked, withheld=withheld)), f"{reason}.")
+
+
+def _noted_model(model: FittedModel, text: str) -> FittedModel:
+    check = replace(model.check, note=f"{model.check.note} {text}")
+    return replace(model, checked=replace(model.checked, check=check))
+
+
 def _fit_loads(
-    evidence: Evidence, figures: Figures, deployment: FittedDeployment, *, holds_population: bool
+    evidence: Evidence, figures: Figures, deployment: FittedDeployment, *, holds_population: bool | None
 ) -> FittedModel:
     gauges, loads = gauges_of(figures), _loads(evidence)
     main = fit_workload(figures, loads[0] if loads else None, gauges, deployment, holds_population=holds_population)
@@ -176,8 +205,9 @@ def _with_bounds(model: FittedModel, outcome: _Outcome, most_work: float) -> tup
     replica = replicate(model, fix.setting, changed.deployment, changed.workload, most_work)
     error = errors(model, fix.setting, outcome.summary, replica.summary, changed.workload)
     summary = _times(outcome.summary, changed.replicas)
+    other, more = _under_other(model, fix)
     predicted = tuple(
-        Predicted(key, before, after, *_bounds(after, error.get(key)))
+        Predicted(key, before, after, *_bounds(after, error.get(key), _number(other, key)))
         for key in _shown(model)
         if (before := _number(model.summary, key)) is not None and (after := _number(summary, key)) is not None
     )
@@ -185,7 +215,17 @@ def _with_bounds(model: FittedModel, outcome: _Outcome, most_work: float) -> tup
     skipped = int(summary.get("num_skipped") or 0) - int(model.summary.get("num_skipped") or 0)
     if skipped > 0:
         note = f"{note} {skipped} of {len(changed.workload.requests)} requests would be refused as too long.".strip()
-    return Simulated(replace(fix, predicted=predicted, note=note), summary), replica.work
+    return Simulated(replace(fix, predicted=predicted, note=note), summary), replica.work + more
+
+
+def _under_other(model: FittedModel, fix: Fix) -> tuple[Summary, float]:
+    """What the fix does under the model's other reading of the load, where it has one; and the work of that."""
+    if model.other is None:
+        return {}, 0.0
+    outcome, work = _simulated(model.other, fix)
+    if isinstance(outcome, Fix):
+        return {}, work
+    return _times(outcome.summary, outcome.changed.replicas), work
 
 
 def _change(model: FittedModel, fix: Fix) -> _Changed:
@@ -248,6 +288,9 @@ def _number(summary: Summary, key: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _bounds(value: float, error: float | None) -> tuple[float | None, float | None]:
-    """The error is a logarithm of a ratio."""
-    return (None, None) if error is None else (value * math.exp(-error), value * math.exp(error))
+def _bounds(value: float, error: float | None, other: float | None) -> tuple[float | None, float | None]:
+    """The error is a logarithm of a ratio; it holds about the value and about what else it may be."""
+    if error is None:
+        return None, None
+    values = (value,) if other is None else (value, other)
+    return min(values) * math.exp(-error), max(values) * math.exp(error)

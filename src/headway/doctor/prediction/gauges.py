@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -32,8 +32,8 @@ class Moment:
 class Gauges:
     """Means over the samples in which anything ran or waited, summed over engines; None where no sample has it.
 
-    `in_system` is running + waiting by sample. `moments` are the samples in order of time, idle ones too; empty unless
-    all have their instants and rates.
+    `in_system` is running + waiting by sample, `waiting` those waiting. `moments` are the samples in order of time,
+    idle ones too; empty unless all have their instants and rates.
     """
 
     num_running: float | None = None
@@ -42,6 +42,7 @@ class Gauges:
     prompt_tokens_per_s: float | None = None
     generation_tokens_per_s: float | None = None
     in_system: tuple[float, ...] = ()
+    waiting: tuple[float, ...] = ()
     moments: tuple[Moment, ...] = ()
 
     @property
@@ -88,6 +89,7 @@ def gauges_of(figures: Figures) -> Gauges:
         prompt_tokens_per_s=_summed(busy, "prompt_tokens_per_s"),
         generation_tokens_per_s=_summed(busy, "generation_tokens_per_s"),
         in_system=_in_system(busy),
+        waiting=_by_sample(busy, lambda sample: sample.num_waiting or 0.0),
         moments=_moments(engines),
     )
 
@@ -104,8 +106,12 @@ def _summed(engines: Sequence[Series], name: str) -> float | None:
 
 
 def _in_system(engines: Sequence[Series]) -> tuple[float, ...]:
-    """Running and waiting, engine by engine where their samples go together, else of the engine with the most."""
-    columns = [[(sample.num_running or 0.0) + (sample.num_waiting or 0.0) for sample in one.samples] for one in engines]
+    return _by_sample(engines, lambda sample: (sample.num_running or 0.0) + (sample.num_waiting or 0.0))
+
+
+def _by_sample(engines: Sequence[Series], value: Callable[[EngineSample], float]) -> tuple[float, ...]:
+    """A value added up engine by engine where their samples go together, else of the engine with the most."""
+    columns = [[value(sample) for sample in one.samples] for one in engines]
     if len({len(column) for column in columns}) == 1:
         return tuple(map(sum, zip(*columns, strict=True)))
     longest = max(columns, key=len)

@@ -38,7 +38,8 @@ _QUEUE_MATCHED, _RATE_RANGE, _NUM_RATES = math.log(1.25), 0.1, 3
 class FittedModel:
     """A deployment, its prices, the main workload, and the simulation of the two together, checked.
 
-    `work` is that of one simulation, see `Meter`.
+    `work` is that of one simulation, see `Meter`. `other` is the model under another reading of the load, where the
+    evidence does not tell which is true.
     """
 
     deployment: FittedDeployment
@@ -47,6 +48,7 @@ class FittedModel:
     summary: Summary
     checked: Checked
     work: float
+    other: FittedModel | None = None
 
     @property
     def check(self) -> ModelCheck:

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from headway.doctor.figures import Figures
-from headway.doctor.prediction.arrivals_fit import Arrivals, fit_arrivals, held_population
+from headway.doctor.prediction.arrivals_fit import Arrivals, fit_arrivals
 from headway.doctor.prediction.deployment_fit import FittedDeployment, NotSimulatedError
 from headway.doctor.prediction.gauges import Gauges
 from headway.doctor.prediction.grain import coarse_request
@@ -40,9 +40,9 @@ class FittedWorkload:
     """Requests and how they are offered, as the evidence tells it or under the assumptions stated.
 
     `window` is what is measured of a run: None for a benchmark, all of which its client measured. `is_estimated`: the
-    rate is not given but derived. `hides_waits`, `seen` and `is_part` are as in `Arrivals`. A simulated step stands for
-    `grain` steps; lengths and window are those of the fine ones. `backlog_share`: requests waiting at the start over
-    those that come later.
+    rate is not given but derived. `hides_waits`, `seen`, `is_part` and `is_ambiguous` are as in `Arrivals`. A simulated
+    step stands for `grain` steps; lengths and window are those of the fine ones. `backlog_share`: requests waiting at
+    the start over those that come later.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -57,6 +57,7 @@ class FittedWorkload:
     is_part: bool = False
     grain: int = 1
     backlog_share: float = 0.0
+    is_ambiguous: bool = False
 
     @property
     def is_closed(self) -> bool:
@@ -168,12 +169,12 @@ def fit_workload(
     gauges: Gauges,
     deployment: FittedDeployment,
     *,
-    holds_population: bool = False,
+    holds_population: bool | None = None,
 ) -> FittedWorkload:
     """The workload of one load, or of the engine's own figures where there is none.
 
     Args:
-        holds_population: take the engine's load for a closed loop; see `held_population`.
+        holds_population: whether to take the engine's load for a closed loop; None: as its gauges say.
 
     Raises:
         NotSimulatedError: rates or lengths are not told and cannot be estimated.
@@ -186,8 +187,7 @@ def fit_workload(
     pool_tokens = config.cache.num_blocks * config.cache.block_size * deployment.deployment.num_ranks
     lengths = fit_lengths(figures, load, gauges, pool_tokens)
     most = _affordable(lengths, is_stepped)
-    held = held_population(figures) if holds_population else None
-    arrivals = held or fit_arrivals(figures, load, gauges, lengths, most)
+    arrivals = fit_arrivals(figures, load, gauges, lengths, most, holds_population=holds_population)
     arrivals = _with_fewer_clients(arrivals, config.scheduler.max_num_seqs * deployment.deployment.num_ranks)
     count = _num_requests(arrivals, load, most)
     hit_rate = figures.load.prefix_hit_rate or 0.0
@@ -216,6 +216,7 @@ def fit_workload(
         arrivals.seen,
         arrivals.is_part,
         backlog_share=arrivals.backlog / max(1, len(arrivals.instants)),
+        is_ambiguous=arrivals.is_ambiguous,
     )
 
 

@@ -36,6 +36,16 @@ def test_findings_are_1(flags: str, code: int, tmp_path: Path) -> None:
     assert headway("compat", str(path)) == code
 
 
+def test_evidence_of_which_nothing_can_be_used_is_2(tmp_path: Path) -> None:
+    """A log given as metrics: flags alone are no answer to what was asked; beside what can be used it is left out."""
+    log = tmp_path / "server.log"
+    log.write_text("INFO 01-01 00:00:00 api_server.py: started\n", encoding="utf-8")
+    command = ("doctor", "vllm serve llama-3.1-8b", "--gpu", "l40s")
+    assert headway(*command, "--metrics", str(log)) == 2
+    assert headway(*command) != 2
+    assert headway(*command, "--metrics", str(log), "--observed", "kv_cache_usage=0.5,num_requests_running=4") != 2
+
+
 def test_help_is_0_and_an_unknown_command_2() -> None:
     """The frame's own."""
     assert headway("--help") == 0 and headway("nonsense") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -56,7 +57,7 @@ class DoctorRun:
         """Everything that the options name.
 
         Raises:
-            click.UsageError: nothing is named. InputError: nothing of it could be used.
+            click.UsageError: nothing is named. InputError: nothing of it could be used, or nothing but the deployment.
         """
         if not (deployment or metrics or logs or benches or observed or trace or model):
             raise click.UsageError("Give a deployment, --metrics, --log, --bench, --observed or --trace.")
@@ -73,7 +74,8 @@ class DoctorRun:
             model=model,
             objective=parse_objective(slo, goal),
         )
-        if evidence.tells_nothing:
+        is_asked = bool(metrics or logs or benches or observed)
+        if evidence.tells_nothing or (is_asked and evidence.unusable and _shows_nothing(evidence)):
             raise InputError(f"Nothing was found in the evidence. {' '.join(evidence.unusable)}".strip())
         return evidence
 
@@ -104,3 +106,8 @@ class DoctorRun:
             click.echo(text, nl=False)
         else:
             write_file(self._output, text)
+
+
+def _shows_nothing(evidence: Evidence) -> bool:
+    """Nothing was seen of the deployment, whether or not its flags are known."""
+    return replace(evidence, effective=None).tells_nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -216,3 +217,18 @@ class TestProfileFile:
         assert read_profile(out).num_measurements == 1
         with pytest.raises(ConfigError, match="Nothing to calibrate on"):
             CliRunner().invoke(command, ["--model", "llama-3.1-8b", "--gpu", "l40s"], catch_exceptions=False)
+
+    def test_what_the_fit_misses_is_named(self, tmp_path: Path) -> None:
+        """Beyond a quarter, with the metric and by how much; a profile that was there is called replaced."""
+        bench, out = tmp_path / "b.json", tmp_path / "p.json"
+        arguments = ["--model", "llama-3.1-8b", "--gpu", "l40s", "--bench", str(bench), "--out", str(out)]
+        bench.write_text(json.dumps(TestInputs.BENCH | {"mean_ttft_ms": 5000.0}))
+        first = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+        (told,) = [line for line in first.splitlines() if line.startswith("Warning:")]
+        assert re.search(r"misses .*mean_ttft_ms by -9\d%", told) and "replaced" not in first
+        met = {
+            key: value for key, value in TestInputs.BENCH.items() if key not in ("mean_ttft_ms", "output_throughput")
+        }
+        bench.write_text(json.dumps(met))
+        second = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+        assert "Warning:" not in second and "which is replaced" in second

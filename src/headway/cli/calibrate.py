@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from headway.accuracy.calibration import Calibration, Fit
     from headway.evidence.load import LoadResult
 
+_MISS = 0.25
+"""A fitted metric that is off by more than this share is named."""
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -70,8 +72,9 @@ def calibrate(
         num_gpu_blocks=blocks,
         facts=resolved.facts(),
     )
+    is_replaced = out.exists()
     result.profile.write(out)
-    _print(result, out)
+    _print(result, out, is_replaced=is_replaced)
 
 
 def _with_blocks(options: DeploymentOptions, blocks: int | None) -> DeploymentOptions:
@@ -101,7 +104,7 @@ def _logged_blocks(path: Path) -> int | None:
     return None
 
 
-def _print(result: Calibration, out: Path) -> None:
+def _print(result: Calibration, out: Path, *, is_replaced: bool = False) -> None:
     from headway.cli.console import make_console, print_next
     from headway.report.tables import new_table
 
@@ -120,9 +123,17 @@ def _print(result: Calibration, out: Path) -> None:
         f"host time {profile.host_ms_per_step:+.3f} ms a step, kernels × {profile.kernel_scale:.3f}, "
         f"KV blocks {profile.num_gpu_blocks or 'as planned'}; typical error "
         + (f"{profile.relative_error:.1%}" if profile.relative_error is not None else "unknown")
-        + f". Written to {out}.",
+        + f" in TPOT and throughput. Written to {out}{', which is replaced' if is_replaced else ''}.",
         highlight=False,
     )
+    if missed := _missed(result.fits):
+        console.print(
+            f"Warning: the fit misses {missed}: do not trust such figures of this profile, and check that the "
+            "measurements are of this model, GPU and flags.",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
     if profile.host_ms_per_step < 0:
         console.print(
             "A negative host time takes away: steps of this server are that much shorter than the oracle's own host "
@@ -134,6 +145,17 @@ def _print(result: Calibration, out: Path) -> None:
     known = profile.deployment
     where = f"--model {known.get('model_id')} --gpu {known.get('gpu')}"
     print_next(console, f"headway simulate --profile {out} {where}", "it takes the same flags")
+
+
+def _missed(fits: Sequence[Fit]) -> str:
+    """Metrics that the fit misses by more than `_MISS`, each where it misses by most; empty where none does."""
+    worst: dict[str, tuple[float, str]] = {}
+    for row in fits:
+        for key, value in row.measured.items():
+            error = row.after[key] / value - 1.0
+            if abs(error) > max(_MISS, abs(worst.get(key, (0.0, ""))[0])):
+                worst[key] = error, row.source
+    return ", ".join(f"{key} by {error:+.0%} ({source})" for key, (error, source) in worst.items())
 
 
 def _sides(row: Fit) -> Sequence[Mapping[str, float]]:

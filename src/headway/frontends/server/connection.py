@@ -81,8 +81,8 @@ class EventStream(Response):
                 continue
             if item is None:
                 return formatter.close()
-            events = formatter.advance(*item)
+            events = bytearray(formatter.advance(*item))  # a slow reader's backlog may be long: no copy at each item
             while (item := generation.next_ready()) is not None:
                 events += formatter.advance(*item)
             if events:
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+                await send({"type": "http.response.body", "body": bytes(events), "more_body": True})

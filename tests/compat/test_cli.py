@@ -166,3 +166,21 @@ def test_the_documented_format_names_every_verdict_and_field() -> None:
     text = resources.files("headway.catalog").joinpath("vllm_compat.json").read_text(encoding="utf-8")
     fields = {name for row in json.loads(text)["rows"] for name in row}
     assert all(f"`{name}`" in page for name in (*WORST_FIRST, *fields))
+
+
+@pytest.mark.parametrize(("version", "said"), [("0.99.0", "newer than the newest"), ("0.3.0", "older than the oldest")])
+def test_a_release_beyond_the_data_is_said_and_answered(version: str, said: str) -> None:
+    """One line on standard error and a key; the answer is that of the nearest release known."""
+    nearest = "0.33.0" if version == "0.99.0" else "0.6.0"
+    start = "vllm serve org/model --max-num-seqs 8 --max-num-batched-tokens 4"
+    for command in (("config", start), ("compat", start)):
+        result, known = (_run(*command, "--json", "--engine-version", release) for release in (version, nearest))
+        assert said in result.stderr and nearest in result.stderr and len(result.stderr.splitlines()) == 1
+        assert known.stderr == "" and json.loads(known.stdout)["engine_version_note"] is None
+        assert said in json.loads(result.stdout)["engine_version_note"]
+        assert result.exit_code == known.exit_code == 1
+    pair = ("compat", "--features", "spec_decode,pipeline_parallel", "--json", "--engine-version")
+    verdicts = [json.loads(_run(*pair, release).stdout)["verdict"] for release in (version, nearest)]
+    assert verdicts[0] == verdicts[1]
+    both = _run("compat", start, "--from", "0.20.0", "--to", version, "--no-simulate")
+    assert said in both.stderr

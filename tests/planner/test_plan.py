@@ -413,7 +413,7 @@ def test_a_planned_configuration_is_simulated_with_exactly_the_planned_blocks() 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"engine_version": "0.99.0"}, "its rules are taken for 0.99.0"),
+        ({"engine_version": "0.99.0"}, "0.99.0 is newer than the newest release known, 0.33.0"),
         ({"block_size": 20}, "multiples of 16, not 20"),
     ],
 )
@@ -421,3 +421,14 @@ def test_what_is_outside_of_what_was_read_is_said(flags: dict[str, Any], words: 
     """A release newer than any that was read, and a block that no kernel takes."""
     assert words in " ".join(warnings(plan("qwen3-8b", "h100", **flags)))
     assert words not in " ".join(warnings(plan("qwen3-8b", "h100")))
+
+
+def test_a_release_beyond_the_data_is_planned_as_the_nearest_and_said() -> None:
+    """A user of a newer release still gets an answer, with one warning; of an older one its defaults are not known."""
+    made, known = (plan("Qwen/Qwen3-8B", "h100", engine_version=release) for release in ("0.99.0", "0.33.0"))
+    assert made.num_gpu_blocks == known.num_gpu_blocks and made.kv_cache_tokens == known.kv_cache_tokens
+    assert len([text for text in warnings(made) if "newest release known, 0.33.0" in text]) == 1
+    old = plan("Qwen/Qwen3-8B", "h100", engine_version="0.3.0")
+    assert len([text for text in warnings(old) if "whose defaults are known, 0.5.5" in text]) == 1
+    for release in ("0.5.5", "0.33.0"):
+        assert "known, 0." not in " ".join(warnings(plan("Qwen/Qwen3-8B", "h100", engine_version=release)))

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from headway.catalog.conditions import Condition, condition
-from headway.catalog.versions import Version, parse_version
+from headway.catalog.versions import Version, outside_known, parse_version
 from headway.errors import ConfigError
 
 Verdict = Literal[
@@ -76,7 +76,8 @@ class Row:
     source: str
 
     def covers(self, version: Version) -> bool:
-        """The row speaks of that release; one that was not examined counts as the examined one before it."""
+        """The row speaks of that release; one that was not examined counts as the examined one before it, and
+        one older than all as the oldest."""
         return self._within(version) or self._within(_examined(version))
 
     def _within(self, version: Version) -> bool:
@@ -134,8 +135,13 @@ EXAMINED: tuple[Version, ...] = tuple(parse_version(text) for text in _EXAMINED.
 """Releases whose code and documentation were read."""
 
 
+def coverage_note(version: Version) -> str | None:
+    """What to tell of a release that the data does not reach; None where it does."""
+    return outside_known(version, FIRST_COVERED, LAST_COVERED)
+
+
 def _examined(version: Version) -> Version:
-    return max((known for known in EXAMINED if known <= version), default=version)
+    return max((known for known in EXAMINED if known <= version), default=EXAMINED[0])
 
 
 def load_compat(text: str) -> CompatData:

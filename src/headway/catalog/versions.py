@@ -20,3 +20,20 @@ def parse_version(text: str) -> Version:
         raise ConfigError(f"{text!r} is not a vLLM version.", hint="Examples: 0.19.1, 0.32.0.")
     major, minor, patch = match.groups()
     return int(major), int(minor), int(patch) if patch and patch != "x" else 0
+
+
+def version_text(version: Version) -> str:
+    """The version as people write it."""
+    return ".".join(map(str, version))
+
+
+def outside_known(version: Version, oldest: Version, newest: Version) -> str | None:
+    """What to tell of a release that data from `oldest` to `newest` does not reach; None where it does."""
+    if oldest <= version <= newest:
+        return None
+    age, nearest = ("newer", newest) if version > newest else ("older", oldest)
+    end = "newest" if version > newest else "oldest"
+    return (
+        f"vLLM {version_text(version)} is {age} than the {end} release known, {version_text(nearest)}: the answer is "
+        f"that of {version_text(nearest)}."
+    )

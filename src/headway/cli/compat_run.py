@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import click
 from rich.markup import escape
 
-from headway.catalog.compatibility import Row
+from headway.catalog.compatibility import Row, coverage_note
 from headway.cli.compat_tables import diff_tables, findings_table, matrix_table
-from headway.cli.config_run import FINDINGS, FINE, UNREADABLE, write_sarif
+from headway.cli.config_run import FINDINGS, FINE, UNREADABLE, warn_of_releases, write_sarif
 from headway.cli.console import make_console, print_next
 from headway.compat.diff import VersionDiff, diff_versions
 from headway.compat.judge import Finding, Judgement, judge
@@ -46,13 +46,22 @@ class CompatRun:
     def matrix(self, version: str, engine: str | None) -> int:
         """The feature × feature table."""
         table = feature_matrix(version, engine=engine)
+        warn_of_releases([table.version])
         if self._as_json:
             pairs = [
                 {"features": [one, other], "verdict": cell.verdict, "documented": cell.documented,
                  **_row_json(cell.rows[0])}
                 for one, other, cell in pairs_of(table)
             ]  # fmt: skip
-            self._echo({"engine_version": version, "features": list(table.features), "pairs": pairs})
+            note = coverage_note(table.version)
+            self._echo(
+                {
+                    "engine_version": version,
+                    "engine_version_note": note,
+                    "features": list(table.features),
+                    "pairs": pairs,
+                }
+            )
             return FINE
         click.echo(matrix_table(table))
         click.echo(LEGEND)
@@ -64,10 +73,12 @@ class CompatRun:
         """A bare combination."""
         number = version or REFERENCE_ENGINE_VERSION
         answer = query(names, number, engine=engine, platform=platform)
+        warn_of_releases([answer.version])
         document = {
             "verdict": answer.verdict,
             "features": list(answer.features),
             "engine_version": number,
+            "engine_version_note": coverage_note(answer.version),
             "engine": answer.engine,
             "versions": answer.rows[0].versions if answer.rows else None,
             "message": answer.message,
@@ -99,6 +110,7 @@ class CompatRun:
             return judge(effective)
 
         found, failed = self._each(deployments, one)
+        warn_of_releases(judgement.effective.version for _, judgement in found)
         if self._as_json:
             entries = [_judgement_json(path, judgement) for path, judgement in found]
             self._echo({**(entries[0] if entries else {"verdict": "unknown"}), "deployments": entries})
@@ -118,6 +130,7 @@ class CompatRun:
             return diff_versions(invocation, before, after, accelerator=self._gpu, model=self._model)
 
         found, failed = self._each(deployments, one)
+        warn_of_releases(side.effective.version for _, diff in found for side in (diff.before, diff.after))
         latency = [_latency(diff, workload) for _, diff in found]
         if self._as_json:
             entries = [_diff_json(path, diff, figures) for (path, diff), figures in zip(found, latency, strict=True)]
@@ -208,6 +221,7 @@ def _judgement_json(path: str, judgement: Judgement) -> dict[str, Any]:
         "line": effective.invocation.line,
         "engine_version": effective.version_text,
         "engine_version_reason": effective.version_reason,
+        "engine_version_note": coverage_note(effective.version),
         "engine": effective.engine,
         "verdict": judgement.verdict,
         "features": list(decisive.features) if decisive else [],

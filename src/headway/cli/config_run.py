@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import click
 from rich.console import Group
 from rich.markup import escape
 
+from headway.catalog.compatibility import coverage_note
 from headway.catalog.flags import flags_of
+from headway.catalog.versions import Version
 from headway.cli.console import make_console, print_next
 from headway.compat.judge import lints_and_rejections
 from headway.compat.sarif import Report, sarif_log
@@ -55,6 +57,7 @@ def run_config(
             click.echo(f"headway: {error}", err=True)
             failed = True
     lints = {index: lints_and_rejections(effective) for index, (_, effective) in enumerate(results)}
+    warn_of_releases(effective.version for _, effective in results)
     if as_json:
         click.echo(json.dumps(_document(results, lints, show_all), indent=2, default=str))
     elif str(sarif) != "-":
@@ -64,6 +67,13 @@ def run_config(
     if failed:
         return UNREADABLE
     return FINDINGS if any(lint.level != "note" for found in lints.values() for lint in found) else FINE
+
+
+def warn_of_releases(versions: Iterable[Version]) -> None:
+    """Say on standard error, once for each release, that the data does not reach it."""
+    for note in dict.fromkeys(coverage_note(version) for version in versions):
+        if note is not None:
+            click.echo(f"headway: {note}", err=True)
 
 
 def write_sarif(path: Path, reports: list[Report]) -> None:
@@ -99,6 +109,7 @@ def invocation_json(path: str, effective: Effective, lints: Sequence[Lint], show
         "image": invocation.image,
         "engine_version": effective.version_text,
         "engine_version_reason": effective.version_reason,
+        "engine_version_note": coverage_note(effective.version),
         "engine": effective.engine,
         "engine_reason": effective.engine_reason,
         "accelerator": effective.accelerator.id if effective.accelerator else invocation.facts.get("accelerator"),

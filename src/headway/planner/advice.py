@@ -8,11 +8,13 @@ from typing import Literal
 from headway.catalog.architecture import Attention, CompressedAttention, Mixer
 from headway.catalog.defaults import newest_read, version_fact
 from headway.catalog.served import served
-from headway.catalog.versions import Version
+from headway.catalog.versions import Version, outside_known, version_text
 from headway.planner.lengths import LengthStats
 from headway.planner.plan import Plan
 
 _KERNEL_BLOCK = 16
+_OLDEST_DEFAULTS: Version = (0, 5, 5)
+"""The oldest release whose arguments were read (`source` in vllm_defaults.json); memory rules reach further back."""
 NextLimit = Literal["kv_blocks", "max_num_seqs", "max_num_batched_tokens"]
 
 
@@ -58,9 +60,14 @@ def warnings(plan: Plan) -> list[str]:
             f"The server starts, but this version never schedules a request of more than about {longest:,} tokens: it "
             f"waits for ever and holds up all behind it. Set --max-model-len {longest // 256 * 256}."
         )
-    version, newest = plan.resolved.defaults.version, newest_read()
-    if version > newest:
-        found.append(f"No release after {_dotted(newest)} was read: its rules are taken for {_dotted(version)}.")
+    version = plan.resolved.defaults.version
+    if (note := outside_known(version, min(version, _OLDEST_DEFAULTS), newest_read())) is not None:
+        found.append(note)
+    if version < _OLDEST_DEFAULTS:
+        found.append(
+            f"vLLM {version_text(version)} is older than the oldest release whose defaults are known, "
+            f"{version_text(_OLDEST_DEFAULTS)}: that one's are taken."
+        )
     if version[:2] == (0, 7):
         found.append("Planned for the V0 engine, this version's default; with VLLM_USE_V1=1 plan it as 0.8.0.")
     size = plan.resolved.defaults.block_size
@@ -95,10 +102,6 @@ def warnings(plan: Plan) -> list[str]:
     if plan.resolved.defaults.version < (0, 9, 1) and _has_window(plan):
         found.append("This version sizes sliding-window layers as full attention.")
     return found
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))
 
 
 def _has(plan: Plan, kind: type[Mixer]) -> bool:

@@ -20,7 +20,7 @@ _FEWEST, _FEW = 2, 4
 _QUEUED = 0.1
 _HELD_WITHIN = 0.03
 """Clients' own time between an answer and the next request moves the number by 3 %, or by one."""
-_SURE, _EVEN = 0.15, 0.5
+_SURE, _EVEN = 0.1, 0.5
 """Chance that independent arrivals move it as little."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from headway.doctor.prediction.speculation_fit import acceptance_for, fit_specul
 from headway.evidence.engine import EngineEvent, EngineFacts, EngineTotals
 from headway.executors.simulated.oracle import decode_shape
 from headway.executors.simulated.speculation import SpeculationModel
-from tests.doctor.simulated_truth import flags
+from headway.simulation.options import DeploymentOptions
+from tests.doctor.simulated_truth import VERSION, flags
 
 
 def fitted(version: str = "0.24.0", facts: EngineFacts | None = None, **settings: Any) -> FittedDeployment:
@@ -110,8 +113,59 @@ def test_acceptance_comes_from_counters_or_log_lines() -> None:
     logged = _speculating(events=(EngineEvent("spec_decode", 0.0, 1, "", {"mean_acceptance_length": 1.9}),))
     for evidence in (counted, logged):
         found = fit_speculation(evidence, figures_of(evidence))
-        assert found is not None and found.model.mean_tokens_per_step == pytest.approx(1.9, abs=0.01)
-        assert 0.02 < found.model.draft_cost < 0.3, "a layer and the head of a model of 32 layers"
+        assert found is not None and found.num_drafts == 2
+        model = fit_deployment(evidence, figures_of(evidence)).deployment.speculation
+        assert model is not None and model.mean_tokens_per_step == pytest.approx(1.9, abs=0.01)
+        assert 0.02 < model.draft_cost < 0.3, "a layer and the head of a model of 32 layers"
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        ("llama-3.1-8b", {"method": "ngram"}),
+        ("llama-3.1-8b", {"method": "eagle3", "model": "some/head"}),
+        ("llama-3.1-8b", {"method": "draft_model", "model": "llama-3.2-1b"}),
+        ("llama-3.1-8b", {"model": "some/eagle-head"}),
+        ("gpt-oss-20b", {"method": "eagle3", "model": "some/head"}),
+    ],
+)
+def test_drafts_are_priced_and_scheduled_as_headway_simulate_does(model: str, config: dict[str, Any]) -> None:
+    """All but the acceptance, which is the evidence's."""
+    config = {**config, "num_speculative_tokens": 3}
+    totals = EngineTotals(60.0, {"drafts": 100.0, "draft_tokens": 300.0, "accepted_tokens": 90.0})
+    evidence = Evidence(effective=flags(model, "H100", max_model_len=8192, speculative_config=config), totals=totals)
+    found = fit_deployment(evidence, figures_of(evidence)).deployment
+    options = DeploymentOptions(
+        model=model, gpu="h100", max_model_len=8192, engine_version=VERSION, speculative_config=json.dumps(config)
+    )
+    wanted = options.resolve().deployment
+    assert found.speculation is not None and wanted.speculation is not None
+    assert found.speculation == replace(wanted.speculation, acceptance_rate=found.speculation.acceptance_rate)
+    assert found.speculation.mean_tokens_per_step == pytest.approx(1.9, abs=0.01)
+    for name in ("num_speculative_tokens", "num_lookahead_tokens"):
+        assert getattr(found.config.scheduler, name) == getattr(wanted.config.scheduler, name), name
+    assert found.config.cache.drops_last_hit_block == wanted.config.cache.drops_last_hit_block
+
+
+def test_another_drafter_has_its_own_price_and_number_of_drafts() -> None:
+    evidence = _speculating(
+        totals=EngineTotals(60.0, {"drafts": 100.0, "draft_tokens": 200.0, "accepted_tokens": 90.0})
+    )
+    heads = fit_deployment(evidence, figures_of(evidence))
+    looked_up = heads.changed({"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}).deployment
+    before = heads.deployment.speculation
+    assert before is not None and before.draft_s > 0.0
+    assert looked_up.speculation == SpeculationModel(4, before.acceptance_rate)
+    assert looked_up.config.scheduler.num_lookahead_tokens == 0 and not looked_up.config.cache.drops_last_hit_block
+
+
+def test_drafts_that_only_a_log_shows_stay_when_another_setting_changes() -> None:
+    line = EngineEvent("spec_decode", 0.0, 1, "", {"mean_acceptance_length": 1.9})
+    evidence = Evidence(effective=flags("llama-3.1-8b", "L40S", max_model_len=8192), events=(line,))
+    seen = fit_deployment(evidence, figures_of(evidence))
+    assert seen.deployment.speculation is not None
+    assert seen.changed({"max_num_seqs": 32}).deployment.speculation == seen.deployment.speculation
+    assert seen.changed({"speculative_config": None}).deployment.speculation is None
 
 
 def test_nothing_speculates_unless_something_shows_it() -> None:

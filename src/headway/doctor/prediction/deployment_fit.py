@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,7 +90,10 @@ class FittedDeployment:
         for item in effective.problems:
             if item.kind == "unknown_flag" and item.option in values:
                 raise NotSimulatedError(f"vLLM {effective.version_text} has no setting {item.option}.")
-        speculation = self.speculation if effective.facts.get("speculative_config") is not None else None
+        speculation = self.speculation
+        if speculation is not None and "speculative_config" in values:
+            config = effective.facts.get("speculative_config")
+            speculation = speculation.under(config) if isinstance(config, Mapping) else None
         try:
             changed = _build(effective, self.kv_offset_bytes, self.kv_source, speculation)
         except ConfigError as error:
@@ -239,8 +241,6 @@ def _build(effective: Effective, offset: float, source: str, speculation: Specul
     options = _options(effective, plan, blocks, speculation)
     resolved = options.resolve()
     deployment = replace(resolved.deployment, oracle=make_oracle("roofline", plan))
-    if speculation is not None and deployment.speculation is not None:
-        deployment = replace(deployment, speculation=speculation.model)
     return FittedDeployment(effective, deployment, plan, offset, source, speculation)
 
 
@@ -281,7 +281,7 @@ def _options(
         if value is not None:
             flags[setting] = value
     if speculation is not None:
-        flags["speculative_config"] = json.dumps({"num_speculative_tokens": speculation.model.num_speculative_tokens})
+        flags |= {"speculative_config": speculation.flag, "acceptance_rate": speculation.acceptance_rate}
     if blocks is not None:
         flags["num_gpu_blocks_override"] = blocks
         flags.pop("kv_cache_memory_bytes", None)

@@ -154,10 +154,12 @@ def _matched_queue(
 class _Step:
     """A kind of step: its price before the fit, and its weights in each mean (see `RecordedStep`).
 
-    `drafts` is what a drafter's passes make of the device's time: a factor.
+    `drafts` is what a drafter's passes make of the device's time: a factor. `drafts_s` is the fixed time that they take
+    besides, whatever the prices.
     """
 
     drafts: float
+    drafts_s: float
     device_s: float
     host_s: float
     count: float
@@ -174,11 +176,13 @@ class _Priced:
         for step in recording.steps:
             for count, shape in steps_of(step.shape, grain, budget):
                 time = oracle.step_time(shape)
-                drafts = 1.0
+                drafts, drafts_s = 1.0, 0.0
                 if speculation is not None and time.device_s:
-                    drafts += speculation.drafting_s(oracle, shape, time.device_s) / time.device_s
+                    share_s = replace(speculation, draft_s=0.0).drafting_s(oracle, shape, time.device_s)
+                    drafts += share_s / time.device_s
+                    drafts_s = speculation.drafting_s(oracle, shape, time.device_s) - share_s
                 weight = count * step.tpot_weight / grain
-                self._steps.append(_Step(drafts, time.device_s, time.host_s, count * step.num_steps, weight))
+                self._steps.append(_Step(drafts, drafts_s, time.device_s, time.host_s, count * step.num_steps, weight))
         self._recording = recording
         self._num_output_tokens = grain * recording.num_output_tokens
 
@@ -188,7 +192,7 @@ class _Priced:
         tpot_s = 0.0
         duration_s = recording.idle_s
         for step in self._steps:
-            device_s = max(0.0, step.device_s * scale + step_s) * step.drafts
+            device_s = max(0.0, step.device_s * scale + step_s) * step.drafts + step.drafts_s
             seconds = max(device_s, step.host_s) if recording.is_async else device_s + step.host_s
             tpot_s += seconds * step.tpot_weight
             duration_s += seconds * step.count

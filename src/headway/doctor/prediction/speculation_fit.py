@@ -1,17 +1,15 @@
-"""Speculative decoding as the evidence shows it: drafts a step, how many are accepted, what they cost."""
+"""Speculative decoding as the evidence shows it: who drafts, drafts a step, how many are accepted."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from headway.catalog.architecture import ModelArchitecture
-from headway.catalog.speculation import speculative_method
 from headway.doctor.evidence import Evidence
 from headway.doctor.figures import Figures
-from headway.executors.simulated.drafters import draft_share
 from headway.executors.simulated.speculation import SpeculationModel
 
 _UNKNOWN_ACCEPTANCE = 0.7
@@ -20,10 +18,34 @@ _UNKNOWN_DRAFTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The acceptance model, and where it comes from in a sentence."""
+    """What is drafted and how much of it is accepted; the simulation prices the drafts by their method.
 
-    model: SpeculationModel
+    Args:
+        num_drafts: drafts a step, at least 1.
+        acceptance_rate: probability for each draft, 0 to 1.
+        source: where the acceptance comes from, in a sentence.
+        config: what --speculative-config says; empty where only drafts are seen.
+    """
+
+    num_drafts: int
+    acceptance_rate: float
     source: str
+    config: Mapping[str, Any]
+
+    @property
+    def flag(self) -> str:
+        """--speculative-config for a simulation: the method and the drafter as written, the drafts as seen."""
+        named = {key: value for key in ("method", "model") if isinstance(value := self.config.get(key), str) and value}
+        return json.dumps({**named, "num_speculative_tokens": self.num_drafts})
+
+    def under(self, config: Mapping[str, Any]) -> Speculation:
+        """Another configuration, each draft of which is taken to be accepted as often."""
+        if config == self.config:
+            return self
+        count = config.get("num_speculative_tokens")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            count = self.num_drafts
+        return replace(self, config=config, num_drafts=count)
 
 
 def fit_speculation(evidence: Evidence, figures: Figures) -> Speculation | None:
@@ -44,7 +66,7 @@ def fit_speculation(evidence: Evidence, figures: Figures) -> Speculation | None:
         drafts = max(drafts, _ceil(mean_tokens - 1.0), 1)
         rate = acceptance_for(mean_tokens, drafts)
         source = f"{mean_tokens:.2f} tokens a step, from {source}"
-    return Speculation(SpeculationModel(drafts, rate, _draft_cost(config, figures.settings.model)), source)
+    return Speculation(drafts, rate, source, config)
 
 
 def acceptance_for(mean_tokens: float, num_drafts: int) -> float:
@@ -92,9 +114,3 @@ def _drafts_seen(evidence: Evidence) -> int:
 def _numbers(evidence: Evidence, name: str) -> list[float]:
     events = (event.fields.get(name) for event in evidence.events if event.kind == "spec_decode")
     return [float(value) for value in events if isinstance(value, int | float)]
-
-
-def _draft_cost(config: Mapping[str, Any], model: ModelArchitecture | None) -> float:
-    """Device time of a drafter's pass as a share of the model's, by weights read."""
-    method = speculative_method(config) if config else ""
-    return draft_share(method, model)

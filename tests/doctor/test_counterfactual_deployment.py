@@ -145,6 +145,7 @@ def test_drafts_are_priced_and_scheduled_as_headway_simulate_does(model: str, co
     for name in ("num_speculative_tokens", "num_lookahead_tokens"):
         assert getattr(found.config.scheduler, name) == getattr(wanted.config.scheduler, name), name
     assert found.config.cache.drops_last_hit_block == wanted.config.cache.drops_last_hit_block
+    assert found.config.scheduler.async_scheduling == wanted.config.scheduler.async_scheduling
 
 
 def test_another_drafter_has_its_own_price_and_number_of_drafts() -> None:

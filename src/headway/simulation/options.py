@@ -43,8 +43,9 @@ _PLANNED = frozenset(
     )
 )  # fmt: skip
 """Settings that `headway plan` takes under the same name."""
-_ASYNC_PIPELINES, _ASYNC_DRAFT_MODELS = (0, 15, 0), (0, 16, 0)
-"""Releases from which asynchronous scheduling goes with a pipeline, and with a draft model (vllm/config/vllm.py)."""
+_ASYNC_PIPELINES, _ASYNC_DRAFT_MODELS = (0, 15, 0), (0, 26, 0)
+"""Releases from which asynchronous scheduling goes with a pipeline, and is the default with a draft model, which could
+ask for it from 0.16 on (vllm/config/vllm.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,11 @@ def test_speculation_raises_tokens_a_step() -> None:
         ((*TOY, "--latency", "constant:prefill=3"), ConfigError, "prefill_us"),
         (("--latency", "constant:prefill_us=3"), ConfigError, "--model"),
         (("--model", "llama-3.1-8b", "--gpu", "b9000"), ConfigError, "b9000"),
-        (("--model", "llama-3.3-70b", "--gpu", "l4"), ConfigError, "does not fit .*`headway plan llama-3.3-70b --gpu l4`"),
+        (
+            ("--model", "llama-3.3-70b", "--gpu", "l4"),
+            ConfigError,
+            "does not fit .*`headway plan llama-3.3-70b --gpu l4`",
+        ),
         ((*TOY, "--json", "/no/such/folder/x.json"), ConfigError, "--json"),
         ((*TOY, "--requests-out", "rows.txt"), ConfigError, r"\.csv"),
         ((*TOY, "--trace", "nowhere.csv"), WorkloadError, "nowhere.csv"),

@@ -123,9 +123,11 @@ def _print(result: Calibration, out: Path, *, is_replaced: bool = False) -> None
         f"host time {profile.host_ms_per_step:+.3f} ms a step, kernels × {profile.kernel_scale:.3f}, "
         f"KV blocks {profile.num_gpu_blocks or 'as planned'}; typical error "
         + (f"{profile.relative_error:.1%}" if profile.relative_error is not None else "unknown")
-        + f" in TPOT and throughput. Written to {out}{', which is replaced' if is_replaced else ''}.",
+        + " in TPOT and throughput.",
         highlight=False,
     )
+    replaced = ", which is replaced" if is_replaced else ""
+    console.print(f"Written to {out}{replaced}.", highlight=False, soft_wrap=True)
     if missed := _missed(result.fits):
         console.print(
             f"Warning: the fit misses {missed}: do not trust such figures of this profile, and check that the "

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from headway.accuracy.measured_rows import positive_number
 from headway.deployment.arguments import Written
 from headway.deployment.effective import resolve_effective
 from headway.deployment.invocation import Invocation
@@ -258,7 +259,7 @@ def _settings(row: Mapping[str, str], conditions: Mapping[str, Any]) -> dict[str
             found[name] = columns[name] == "true"
     if columns["kv_cache_dtype"]:
         found["kv_cache_dtype"] = columns["kv_cache_dtype"]
-    if (share := _number(columns["gpu_memory_utilization"])) is not None:
+    if (share := positive_number(columns["gpu_memory_utilization"])) is not None:
         found["gpu_memory_utilization"] = share
     if (method := columns["spec_decode"]) not in _NO_SPECULATION:
         found["speculative_config"] = {"method": method, "num_speculative_tokens": drafts}
@@ -270,13 +271,13 @@ def _run(rows: Sequence[Mapping[str, str]], conditions: Mapping[str, Any]) -> Me
     columns = {
         key: values
         for key, column in _MEASURED.items()
-        if len(values := [value for item in rows if (value := _number(item[column])) is not None]) == len(rows)
+        if len(values := [value for item in rows if (value := positive_number(item[column])) is not None]) == len(rows)
     }
     measured = {key: fmean(values) for key, values in columns.items()}
     spread = {key: (max(values) - min(values)) / fmean(values) for key, values in columns.items() if len(values) > 1}
     saturates = row["request_rate"].startswith(_SATURATING)
-    concurrency = None if saturates else _number(row["concurrency"])
-    count = _number(row["num_prompts"])
+    concurrency = None if saturates else positive_number(row["concurrency"])
+    count = positive_number(row["num_prompts"])
     return MeasuredRun(
         tuple(item["row_id"] for item in rows),
         _values(row, _DEPLOYMENT),
@@ -287,19 +288,11 @@ def _run(rows: Sequence[Mapping[str, str]], conditions: Mapping[str, Any]) -> Me
         LoadResult(
             source="the benchmark",
             concurrency=None if concurrency is None else round(concurrency),
-            requests_per_s=_number(row["request_rate"]),
-            mean_prompt_tokens=_number(row["isl"]),
-            mean_output_tokens=_number(row["osl"]),
+            requests_per_s=positive_number(row["request_rate"]),
+            mean_prompt_tokens=positive_number(row["isl"]),
+            mean_output_tokens=positive_number(row["osl"]),
             num_requests=None if count is None else round(count),
             measured=measured,
         ),
         spread,
     )
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None

@@ -63,6 +63,6 @@ def test_a_stopped_server_says_what_it_waits_for() -> None:
             lines = response.iter_lines()
             next(lines)
             server.send_signal(signal.SIGTERM)
-            assert "Stopping: 1 requests in flight" in server.stderr.readline()
+            assert "Stopping: 1 request in flight" in server.stderr.readline()
             assert any("[DONE]" in line for line in lines), "what was in flight is finished"
         assert server.wait(timeout=30) == 0

@@ -161,10 +161,10 @@ def by_source(rows: Iterable[MeasuredRow]) -> dict[str, list[MeasuredRow]]:
 def _row(record: Mapping[str, str], mixtures: bool) -> MeasuredRow:
     _gate(record["engine"] == "vllm", "another engine")
     _gate(record["grade"] in GRADES, "grade below B")
-    prompt, output = _number(record["isl"]), _number(record["osl"])
+    prompt, output = positive_number(record["isl"]), positive_number(record["osl"])
     _gate(prompt is not None and output is not None, "no lengths")
     assert prompt is not None and output is not None
-    concurrency, rate = _number(record["concurrency"]), _number(record["request_rate"])
+    concurrency, rate = positive_number(record["concurrency"]), positive_number(record["request_rate"])
     _gate(concurrency is not None or rate is not None, "no load")
     measured = _measured(record)
     _gate("mean_tpot_ms" in measured or "median_tpot_ms" in measured, "no TPOT")
@@ -172,9 +172,9 @@ def _row(record: Mapping[str, str], mixtures: bool) -> MeasuredRow:
     _gate(record["spec_decode"].lower() in ("", "none", "off"), "speculation")
     model, card = _facts(record)
     _gate(model.is_moe == mixtures, "dense" if mixtures else "not dense")
-    tp, pp, dp = (int(_number(record[name]) or 1) for name in ("tp", "pp", "dp"))
+    tp, pp, dp = (int(positive_number(record[name]) or 1) for name in ("tp", "pp", "dp"))
     _gate(not mixtures or dp == 1, "experts spread over replicas")
-    gpus = _number(record["num_gpus"])
+    gpus = positive_number(record["num_gpus"])
     if not record["tp"] and gpus is not None:
         tp = int(gpus) // (pp * dp)
     _gate(gpus is None or tp * pp * dp == gpus, "GPUs do not match the parallel sizes")
@@ -200,7 +200,7 @@ def _row(record: Mapping[str, str], mixtures: bool) -> MeasuredRow:
         max_num_seqs=_whole(record["max_num_seqs"]),
         max_num_batched_tokens=_whole(record["max_num_batched_tokens"]),
         max_model_len=_whole(record["max_model_len"]),
-        gpu_memory_utilization=_number(record["gpu_memory_utilization"].split(" ")[0]),
+        gpu_memory_utilization=positive_number(record["gpu_memory_utilization"].split(" ")[0]),
         num_gpu_blocks=int(blocks.group(1)) if blocks else None,
         num_prompt_tokens=prompt,
         num_output_tokens=output,
@@ -238,7 +238,7 @@ def _measured(record: Mapping[str, str]) -> dict[str, float]:
         "ttft_p50_ms": "median_ttft_ms",
         "output_tok_s": "output_throughput",
     }
-    values = {key: _number(record[column]) for column, key in columns.items()}
+    values = {key: positive_number(record[column]) for column, key in columns.items()}
     return {key: value for key, value in values.items() if value}
 
 
@@ -290,7 +290,8 @@ def _switch(text: str) -> bool | None:
     return {"on": True, "off": False}.get(text.split(" ")[0].lower())
 
 
-def _number(text: str) -> float | None:
+def positive_number(text: str) -> float | None:
+    """A cell's number; None where it has none that is above 0 and finite."""
     try:
         value = float(text)
     except ValueError:
@@ -299,5 +300,5 @@ def _number(text: str) -> float | None:
 
 
 def _whole(text: str) -> int | None:
-    value = _number(text)
+    value = positive_number(text)
     return None if value is None else round(value)

@@ -8,6 +8,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPMessage
+from typing import IO
 
 from headway.errors import InputError
 
@@ -69,7 +71,9 @@ def metrics_address(url: str) -> str:
 class _SameServer(urllib.request.HTTPRedirectHandler):
     """Follows a redirect to http addresses only."""
 
-    def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
         if not is_url(newurl):
             raise InputError(f"{req.full_url} redirects to {newurl}, which is not read.")
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -107,7 +107,8 @@ class Server(uvicorn.Server):
         """See `uvicorn.Server`."""
         num_requests = len(self._engine.engine.scheduler.requests)
         if num_requests:
-            self._on_stop(f"Stopping: {num_requests} requests in flight have {self._grace_s:g} s to end.")
+            noun = "request" if num_requests == 1 else "requests"
+            self._on_stop(f"Stopping: {num_requests} {noun} in flight may take {self._grace_s:g} s to end.")
         if self._reporting is not None:
             self._reporting.cancel()
         drain = asyncio.create_task(self._engine.drain(self._grace_s))
